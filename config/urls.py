@@ -1,0 +1,34 @@
+"""Which address leads to which app."""
+
+from importlib.util import find_spec
+
+from django.contrib import admin
+from django.contrib.auth import views as auth_views
+from django.urls import URLPattern, URLResolver, include, path
+from django.views.i18n import JavaScriptCatalog
+
+from config import health
+
+urlpatterns: list[URLPattern | URLResolver] = [
+    path("healthz", health.healthz, name="healthz"),
+    path("readyz", health.readyz, name="readyz"),
+    path(
+        "accounts/login/",
+        auth_views.LoginView.as_view(redirect_authenticated_user=True),
+        name="login",
+    ),
+    path("accounts/logout/", auth_views.LogoutView.as_view(), name="logout"),
+    path("i18n/", include("django.conf.urls.i18n")),
+    path("jsi18n/", JavaScriptCatalog.as_view(), name="javascript-catalog"),
+    path("admin/", admin.site.urls),
+]
+
+for prefix, module in (
+    ("api/v1/", "scheduling.api.urls"),
+    ("", "telemetry.urls"),
+    ("", "projects.urls"),
+    ("", "scheduling.urls"),
+):
+    parent = module.rpartition(".")[0]
+    if find_spec(parent) and find_spec(module):
+        urlpatterns.append(path(prefix, include(module)))
