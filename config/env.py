@@ -114,7 +114,7 @@ def secret_key_file(var: Path) -> Path:
 
 def database_socket_url(folder: Path) -> str:
     """Name the embedded database by the folder of its socket."""
-    return f"postgresql:///allot?host={quote(str(folder))}&user=allot"
+    return f"postgresql:///allot?host={quote(str(folder / 'pg'))}&user=allot"
 
 
 def redis_socket_url(folder: Path) -> str:
