@@ -31,7 +31,9 @@ from typing import TypeVar
 
 import msgspec
 
-PROTOCOL = "allot-agent/1"
+from telemetry.messages import PROTOCOL as PROTOCOL
+from telemetry.messages import Sample as Sample
+from telemetry.messages import SampleBatch as SampleBatch
 
 Message = TypeVar("Message")
 
@@ -282,35 +284,6 @@ class Acknowledged:
     """
 
     settled: list[str] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """One measurement.
-
-    Attributes:
-        subject: `device:<uuid>`, `node:<name>` or `workload:<id>`.
-        at: Unix seconds.
-        values: By metric name with unit suffix (`gpu_util_percent`, `memory_used_mib`, `cpu_cores`,
-            `rss_mib`, `net_rx_bytes_per_s`, …);
-            None means no data, and is never turned into 0.
-    """
-
-    subject: str
-    at: float
-    values: dict[str, float | None]
-
-
-@dataclass(frozen=True, slots=True)
-class SampleBatch:
-    """Samples of one node, numbered so that a repeated batch is recognised."""
-
-    zone: str
-    node: str
-    batch_id: str
-    samples: list[Sample]
-    num_dropped: int = 0
-    protocol: str = PROTOCOL
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,89 @@
+"""Which values a device, a workload and a node have, and within what bounds they are believable.
+
+One list, read by sampling (what to measure), by the tables (one column each), by ingestion (what
+to refuse) and by charts (unit). Without Django: nodes read it too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Kind(StrEnum):
+    """What a sample is about: the part of its subject before the colon."""
+
+    DEVICE = "device"
+    WORKLOAD = "workload"
+    NODE = "node"
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One value of a subject.
+
+    Attributes:
+        name: Also its column; ends in its unit.
+        highest: Above this, a value is a fault of the sensor and is refused; below 0 likewise.
+    """
+
+    name: str
+    highest: float
+
+
+_PERCENT = 100.0
+# A grant may be exceeded where compute is not divided: ten thousand per cent is a 1 % fraction
+# that has a whole device to itself.
+_PERCENT_OF_GRANT = 10_000.0
+_MEMORY_MIB = 64.0 * 1024 * 1024  # 64 TiB
+_CORES = 65_536.0
+_BYTES_PER_S = 1e12  # 8 Tbit/s
+
+METRICS: dict[Kind, tuple[Metric, ...]] = {
+    Kind.DEVICE: (
+        Metric("gpu_util_percent", _PERCENT),
+        Metric("memory_util_percent", _PERCENT),
+        Metric("memory_used_mib", _MEMORY_MIB),
+        Metric("power_w", 100_000.0),
+        Metric("temperature_c", 300.0),
+        Metric("sm_clock_mhz", 100_000.0),
+        Metric("memory_clock_mhz", 100_000.0),
+    ),
+    Kind.WORKLOAD: (
+        Metric("cpu_cores", _CORES),
+        Metric("cpu_throttled_s_per_s", _CORES),
+        Metric("memory_mib", _MEMORY_MIB),
+        Metric("net_rx_bytes_per_s", _BYTES_PER_S),
+        Metric("net_tx_bytes_per_s", _BYTES_PER_S),
+        Metric("gpu_util_percent", _PERCENT_OF_GRANT),
+        Metric("gpu_memory_mib", _MEMORY_MIB),
+    ),
+    Kind.NODE: (
+        Metric("cpu_cores", _CORES),
+        Metric("memory_mib", _MEMORY_MIB),
+        Metric("net_rx_bytes_per_s", _BYTES_PER_S),
+        Metric("net_tx_bytes_per_s", _BYTES_PER_S),
+    ),
+}
+
+
+def metric_names(kind: Kind) -> tuple[str, ...]:
+    """Names of a kind's metrics, in the order of its table's columns."""
+    return tuple(metric.name for metric in METRICS[kind])
+
+
+_PREFIXES = frozenset(kind.value for kind in Kind)
+
+
+def split_subject(subject: str) -> tuple[Kind, str]:
+    """Take a subject apart.
+
+    Raises:
+        ValueError: it is not `device:`, `workload:` or `node:` followed by a name.
+    """
+    prefix, colon, name = subject.partition(":")
+    if not (colon and name and prefix in _PREFIXES):
+        raise ValueError(
+            f"subject is {subject!r}: it must be device:<uuid>, workload:<id> or node:<name>"
+        )
+    return Kind(prefix), name

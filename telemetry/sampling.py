@@ -1,0 +1,307 @@
+"""Measures devices, workloads and nodes where they run; the agent calls it every few seconds.
+
+Runs on nodes: neither Django nor the agent's own modules are imported, what the agent hands in is
+described by the protocols below. A value that cannot be had is None ("no data"), never 0. Rates
+(cores, bytes per second) need two readings, so a subject's first sample has none.
+
+A simulated device has no counters of its own: its utilisation is the real CPU use of the
+processes that hold it, its memory their real resident memory. Nothing is invented.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import psutil
+
+from telemetry.messages import Sample, SampleBatch
+from telemetry.nvml import DeviceReading, NvmlReader, are_all_known
+from telemetry.processes import MIB, own_network, resident_mib
+
+__all__ = ["AttemptView", "CgroupUsage", "DeviceReader", "Sample", "SampleBatch", "Sampler"]
+
+Values = dict[str, float | None]
+
+GPU_MILLI = 1000
+
+
+class CgroupUsage(Protocol):
+    """What an attempt's cgroup says. Counters only grow; None is no data."""
+
+    def cpu_usage_s(self) -> float | None: ...
+    def throttled_s(self) -> float | None: ...
+    def memory_mib(self) -> float | None: ...
+    def pids(self) -> list[int]: ...
+
+
+class DeviceGrant(Protocol):
+    """A device of an attempt: `memory_mib` is what the attempt may use of it."""
+
+    @property
+    def uuid(self) -> str: ...
+    @property
+    def gpu_milli(self) -> int: ...
+    @property
+    def memory_mib(self) -> int: ...
+    @property
+    def is_simulated(self) -> bool: ...
+
+
+class DeviceOffer(Protocol):
+    """A device of a node."""
+
+    @property
+    def uuid(self) -> str: ...
+
+
+class NodeOffer(Protocol):
+    """A node of this agent: simulated, or the machine itself."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def is_simulated(self) -> bool: ...
+    @property
+    def devices(self) -> Sequence[DeviceOffer]: ...
+
+
+class DeviceReader(Protocol):
+    """Reads real devices; None when one cannot be reached."""
+
+    def read(self, uuid: str) -> DeviceReading | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptView:
+    """A running attempt, as sampling needs to see it.
+
+    Attributes:
+        cpu_milli: Cores that it asked for. Without it a simulated device that the attempt holds
+            has no utilisation (it is use over request).
+    """
+
+    attempt_id: str
+    workload_id: str
+    node: str
+    devices: Sequence[DeviceGrant]
+    cgroup: CgroupUsage
+    cpu_milli: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Usage:
+    """What one attempt uses now, on the CPU side."""
+
+    view: AttemptView
+    pids: tuple[int, ...]
+    values: Values
+    resident_mib: float
+
+    @property
+    def request_percent(self) -> float | None:
+        """Cores used, in per cent of those asked for, at most 100."""
+        cores = self.values["cpu_cores"]
+        if cores is None or not self.view.cpu_milli:
+            return None
+        return min(100.0, 100_000.0 * cores / self.view.cpu_milli)
+
+
+class _Rates:
+    """Turns growing counters into rates; forgets those that were not read in a round."""
+
+    def __init__(self) -> None:
+        self._before: dict[tuple[str, str], tuple[float, float]] = {}
+        self._now: dict[tuple[str, str], tuple[float, float]] = {}
+
+    def of(self, owner: str, name: str, counter: float | None, now: float) -> float | None:
+        """Growth per second since the last round; None without one, or after a counter's reset."""
+        if counter is None:
+            return None
+        self._now[owner, name] = (counter, now)
+        before = self._before.get((owner, name))
+        if before is None:
+            return None
+        growth, seconds = counter - before[0], now - before[1]
+        return growth / seconds if growth >= 0 and seconds > 0 else None
+
+    def end_round(self) -> None:
+        self._before, self._now = self._now, {}
+
+
+class Sampler:
+    """Keeps the last readings of one agent's nodes and attempts."""
+
+    def __init__(self, nodes: Sequence[NodeOffer], device_reader: DeviceReader | None = None):
+        self._nodes = tuple(nodes)
+        self._reader: DeviceReader = device_reader or NvmlReader()
+        self._rates = _Rates()
+
+    def sample(self, attempts: Sequence[AttemptView], now: float) -> list[Sample]:
+        """Measure everything once.
+
+        Args:
+            attempts: Those that run now on this agent's nodes.
+            now: Unix seconds, the time of all samples returned.
+
+        Returns:
+            One sample per device, workload and node.
+        """
+        usages = [self._usage(view, now) for view in attempts]
+        readings = {
+            device.uuid: self._reader.read(device.uuid)
+            for node in self._nodes
+            if not node.is_simulated
+            for device in node.devices
+        }
+        samples = [*self._devices(usages, readings, now), *_workloads(usages, readings, now)]
+        for node in self._nodes:
+            values = _sums(node, usages) if node.is_simulated else self._machine(node, now)
+            samples.append(Sample(f"node:{node.name}", now, values))
+        self._rates.end_round()
+        return samples
+
+    def _usage(self, view: AttemptView, now: float) -> _Usage:
+        cgroup, key = view.cgroup, f"attempt:{view.attempt_id}"
+        pids = tuple(cgroup.pids())
+        network = own_network(pids)
+        rx, tx = (network.rx_bytes, network.tx_bytes) if network else (None, None)
+        values: Values = {
+            "cpu_cores": self._rates.of(key, "cpu", cgroup.cpu_usage_s(), now),
+            "cpu_throttled_s_per_s": self._rates.of(key, "throttled", cgroup.throttled_s(), now),
+            "memory_mib": cgroup.memory_mib(),
+            "net_rx_bytes_per_s": self._rates.of(key, "rx", rx, now),
+            "net_tx_bytes_per_s": self._rates.of(key, "tx", tx, now),
+        }
+        return _Usage(view=view, pids=pids, values=values, resident_mib=resident_mib(pids))
+
+    def _devices(
+        self, usages: Sequence[_Usage], readings: Mapping[str, DeviceReading | None], now: float
+    ) -> Iterable[Sample]:
+        for node in self._nodes:
+            for device in node.devices:
+                if node.is_simulated:
+                    values = _simulated_device(device.uuid, usages)
+                else:
+                    reading = readings[device.uuid]
+                    values = {} if reading is None else reading.values
+                yield Sample(f"device:{device.uuid}", now, values)
+
+    def _machine(self, node: NodeOffer, now: float) -> Values:
+        """CPU, memory and network of the whole machine, whoever uses them."""
+        key = f"node:{node.name}"
+        times, network = psutil.cpu_times(), psutil.net_io_counters()
+        idle = times.idle + getattr(times, "iowait", 0.0)
+        # Guest time is contained in user time.
+        total = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
+        rx, tx = (network.bytes_recv, network.bytes_sent) if network else (None, None)
+        return {
+            "cpu_cores": self._rates.of(key, "cpu", total - idle, now),
+            "memory_mib": psutil.virtual_memory().used / MIB,
+            "net_rx_bytes_per_s": self._rates.of(key, "rx", rx, now),
+            "net_tx_bytes_per_s": self._rates.of(key, "tx", tx, now),
+        }
+
+
+def _simulated_device(uuid: str, usages: Sequence[_Usage]) -> Values:
+    """What the holders' processes really do, as if the device did it."""
+    holders = [
+        (usage, grant) for usage in usages for grant in usage.view.devices if grant.uuid == uuid
+    ]
+    util = _sum(
+        _scaled(usage.request_percent, grant.gpu_milli / GPU_MILLI) for usage, grant in holders
+    )
+    return {
+        "gpu_util_percent": None if util is None else min(util, 100.0),
+        "memory_used_mib": math.fsum(_simulated_memory_mib(*holder) for holder in holders),
+    }
+
+
+def _simulated_memory_mib(usage: _Usage, grant: DeviceGrant) -> float:
+    """Resident memory, spread evenly over the attempt's devices, at most the share."""
+    return min(usage.resident_mib / len(usage.view.devices), float(grant.memory_mib))
+
+
+def _workloads(
+    usages: Sequence[_Usage], readings: Mapping[str, DeviceReading | None], now: float
+) -> Iterable[Sample]:
+    known = {pid for usage in usages for pid in usage.pids}
+    for usage in usages:
+        values = dict(usage.values)
+        if usage.view.devices:
+            values["gpu_util_percent"] = _grant_util_percent(usage, readings, known)
+            values["gpu_memory_mib"] = _sum(
+                _grant_memory_mib(usage, grant, readings, known) for grant in usage.view.devices
+            )
+        yield Sample(f"workload:{usage.view.workload_id}", now, values)
+
+
+def _grant_util_percent(
+    usage: _Usage, readings: Mapping[str, DeviceReading | None], known: set[int]
+) -> float | None:
+    """Use of all that was granted: over the devices, weighted by fraction."""
+    granted = sum(grant.gpu_milli for grant in usage.view.devices)
+    used = _sum(
+        _scaled(usage.request_percent, grant.gpu_milli)
+        if grant.is_simulated
+        else _scaled(_device_util_of(usage, grant, readings.get(grant.uuid), known), GPU_MILLI)
+        for grant in usage.view.devices
+    )
+    return None if used is None or not granted else used / granted
+
+
+def _device_util_of(
+    usage: _Usage, grant: DeviceGrant, reading: DeviceReading | None, known: set[int]
+) -> float | None:
+    """Per cent of a real device that this attempt's processes use.
+
+    Who holds a device alone used what was used. On a shared one the driver must tell processes
+    apart; where it cannot, there is no figure, and the device's is never repeated.
+    """
+    if reading is None:
+        return None
+    if grant.gpu_milli >= GPU_MILLI:
+        return reading.values["gpu_util_percent"]
+    by_pid = reading.util_percent_by_pid
+    if by_pid is None or not are_all_known(reading, known):
+        return None
+    return min(100.0, math.fsum(by_pid.get(pid, 0.0) for pid in usage.pids))
+
+
+def _grant_memory_mib(
+    usage: _Usage,
+    grant: DeviceGrant,
+    readings: Mapping[str, DeviceReading | None],
+    known: set[int],
+) -> float | None:
+    if grant.is_simulated:
+        return _simulated_memory_mib(usage, grant)
+    reading = readings.get(grant.uuid)
+    if reading is None or reading.processes is None or not are_all_known(reading, known):
+        return None
+    return _sum(p.memory_mib for p in reading.processes if p.pid in usage.pids)
+
+
+def _sums(node: NodeOffer, usages: Sequence[_Usage]) -> Values:
+    """A simulated node does what its workloads do."""
+    there = [usage for usage in usages if usage.view.node == node.name]
+    return {
+        "cpu_cores": _sum(usage.values["cpu_cores"] for usage in there),
+        "memory_mib": _sum(usage.values["memory_mib"] for usage in there),
+    }
+
+
+def _sum(values: Iterable[float | None]) -> float | None:
+    """The sum, or no data where a part has none: a sum of some would look like less use."""
+    present: list[float] = []
+    for value in values:
+        if value is None:
+            return None
+        present.append(value)
+    return math.fsum(present)
+
+
+def _scaled(value: float | None, factor: float) -> float | None:
+    return None if value is None else value * factor
