@@ -189,7 +189,6 @@ TIME_ZONE = "Europe/Moscow"
 # ---------------------------------------------------------------- static files
 
 STATIC_URL = "/static/"
-STATIC_ROOT = ALLOT.var / "static"
 STATICFILES_DIRS = [environment.REPOSITORY / "static"]
 # Served from where they lie: a start needs no copying, an upgrade cannot leave old ones behind.
 WHITENOISE_USE_FINDERS = True
