@@ -5,7 +5,7 @@ import os
 from typing import Any
 
 from celery import Celery
-from celery.signals import setup_logging
+from celery.signals import beat_init, setup_logging, worker_ready
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings")
 
@@ -20,3 +20,23 @@ def use_our_logging(**_kwargs: Any) -> None:
     from django.conf import settings
 
     logging.config.dictConfig(settings.LOGGING)
+
+
+@worker_ready.connect
+def say_worker_is_ready(**_kwargs: Any) -> None:
+    """Tell the supervisor (`Any`: whatever the signal sends)."""
+    _mark_ready("worker")
+
+
+@beat_init.connect
+def say_beat_is_ready(**_kwargs: Any) -> None:
+    """Tell the supervisor (`Any`: whatever the signal sends)."""
+    _mark_ready("beat")
+
+
+def _mark_ready(name: str) -> None:
+    """Leave a mark in the run folder; where there is none, nobody looks."""
+    from django.conf import settings
+
+    if settings.ALLOT.run.is_dir():
+        (settings.ALLOT.run / f"{name}.ready").touch()

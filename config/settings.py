@@ -15,6 +15,7 @@ from config import env as environment
 from config.logs import logging_settings
 
 ALLOT = environment.read(os.environ)
+BASE_DIR = environment.REPOSITORY
 
 # ---------------------------------------------------------------- the application
 
@@ -59,7 +60,7 @@ ASGI_APPLICATION = "config.asgi.application"
 TEMPLATES = [
     {
         "BACKEND": "django.template.backends.django.DjangoTemplates",
-        "DIRS": [environment.REPOSITORY / "templates"],
+        "DIRS": [BASE_DIR / "templates"],
         "APP_DIRS": True,
         "OPTIONS": {
             "context_processors": [
@@ -181,7 +182,7 @@ SPECTACULAR_SETTINGS = {
 
 LANGUAGE_CODE = "en"
 LANGUAGES = [("en", _("English")), ("ru", _("Russian"))]
-LOCALE_PATHS = [environment.REPOSITORY / "config" / "locale"]
+LOCALE_PATHS = [BASE_DIR / "config" / "locale"]
 USE_I18N = True
 USE_TZ = True
 TIME_ZONE = "Europe/Moscow"
@@ -189,7 +190,7 @@ TIME_ZONE = "Europe/Moscow"
 # ---------------------------------------------------------------- static files
 
 STATIC_URL = "/static/"
-STATICFILES_DIRS = [environment.REPOSITORY / "static"]
+STATICFILES_DIRS = [BASE_DIR / "static"]
 # Served from where they lie: a start needs no copying, an upgrade cannot leave old ones behind.
 WHITENOISE_USE_FINDERS = True
 WHITENOISE_AUTOREFRESH = DEBUG

@@ -40,6 +40,8 @@ class Program:
     stop_limit_s: float = 10.0
     # What the kernel sends when we are gone without having stopped it.
     death_signal: signal.Signals = signal.SIGKILL
+    # Working directory; ours where it is None.
+    folder: Path | None = None
     # Called before each start, the first and all later ones.
     prepare: Callable[[], None] = lambda: None
 
@@ -53,13 +55,6 @@ def start(program: Program, log: Path) -> subprocess.Popen[bytes]:
     program.prepare()
     set_aside_large_log(log)
     parent = os.getpid()
-    death_signal = program.death_signal
-
-    def die_with_parent() -> None:
-        _libc.prctl(PR_SET_PDEATHSIG, int(death_signal), 0, 0, 0)
-        if os.getppid() != parent:
-            os._exit(1)
-
     with log.open("ab") as output:
         return subprocess.Popen(
             program.command,
@@ -67,9 +62,17 @@ def start(program: Program, log: Path) -> subprocess.Popen[bytes]:
             stdout=output,
             stderr=subprocess.STDOUT,
             env={**os.environ, **program.environment},
+            cwd=program.folder,
             start_new_session=True,
-            preexec_fn=die_with_parent,
+            preexec_fn=lambda: die_with_parent(program.death_signal, parent),
         )
+
+
+def die_with_parent(number: signal.Signals, parent: int) -> None:
+    """Ask the kernel for a signal when our parent ends; end at once if it already has."""
+    _libc.prctl(PR_SET_PDEATHSIG, int(number), 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
 
 
 def set_aside_large_log(log: Path) -> None:

@@ -104,10 +104,11 @@ def test_keys_outlive_a_kill_of_valkey(tmp_path: Path, start: Started) -> None:
 
 @pytest.mark.parametrize("kind", ["postgres", "valkey"])
 def test_servers_stop_by_their_own_signal(tmp_path: Path, start: Started, kind: str) -> None:
-    program = {
+    servers: dict[str, embedded.Postgres | embedded.Valkey] = {
         "postgres": embedded.Postgres(tmp_path / "data", tmp_path / "pg"),
         "valkey": embedded.Valkey(tmp_path / "data", tmp_path / "valkey.sock"),
-    }[kind].program()
+    }
+    program = servers[kind].program()
     process = start(program)
     assert processes.stop(program, process)
     assert process.returncode != -signal.SIGKILL

@@ -22,9 +22,7 @@ def test_ready_when_database_and_redis_answer(client: Client) -> None:
 
 
 @pytest.mark.django_db
-def test_not_ready_names_what_is_away(
-    client: Client, settings: Settings, tmp_path: Path
-) -> None:
+def test_not_ready_names_what_is_away(client: Client, settings: Settings, tmp_path: Path) -> None:
     settings.ALLOT = replace(settings.ALLOT, redis_url=env.redis_socket_url(tmp_path))
     answer = client.get("/readyz")
     assert answer.status_code == 503
