@@ -1,0 +1,83 @@
+"""The sample tables' parts, one per day in UTC: made before a day's first row, dropped whole.
+
+Times are stored in UTC and may come late, so a batch can need any day of the last week; whoever
+writes asks for its days first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import UTC, date, datetime, timedelta
+
+from django.db import connection, transaction
+from psycopg import sql
+
+from telemetry.models import SAMPLE_MODELS
+
+TABLES = tuple(model._meta.db_table for model in SAMPLE_MODELS.values())
+
+# Any constant that nobody else locks: makes two writers of a day's first rows take turns.
+_LOCK = 0x616C6C6F74_01
+
+
+def ensure_days(days: Iterable[date]) -> None:
+    """Make the parts of these days where they are missing. Call inside the writing transaction."""
+    wanted = {_part(table, day): (table, day) for table in TABLES for day in days}
+    missing = wanted.keys() - _existing(wanted)
+    if not missing:
+        return
+    with transaction.atomic(), connection.cursor() as cursor:
+        cursor.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
+        for part in sorted(missing - _existing(missing)):
+            table, day = wanted[part]
+            cursor.execute(
+                sql.SQL("CREATE TABLE {} PARTITION OF {} FOR VALUES FROM ({}) TO ({})").format(
+                    sql.Identifier(part),
+                    sql.Identifier(table),
+                    sql.Literal(_midnight(day)),
+                    sql.Literal(_midnight(day + timedelta(days=1))),
+                )
+            )
+
+
+def drop_before(day: date) -> list[str]:
+    """Drop the parts of all earlier days; returns their names."""
+    with transaction.atomic(), connection.cursor() as cursor:
+        # A long reader makes this wait, and everybody else would wait behind it.
+        cursor.execute("SET LOCAL lock_timeout = '5s'")
+        cursor.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
+        limits = {table: _part(table, day) for table in TABLES}
+        old = sorted(part for table, limit in limits.items() for part in _earlier(table, limit))
+        for part in old:
+            cursor.execute(sql.SQL("DROP TABLE {}").format(sql.Identifier(part)))
+    return old
+
+
+def _earlier(table: str, limit: str) -> list[str]:
+    """Parts of a table below a name: names end in the date, so their order is that of time."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT part.relname FROM pg_inherits"
+            " JOIN pg_class part ON part.oid = inhrelid"
+            " WHERE inhparent = %s::regclass AND part.relname < %s",
+            [table, limit],
+        )
+        return [str(name) for (name,) in cursor.fetchall()]
+
+
+def _existing(names: Iterable[str]) -> set[str]:
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT tablename FROM pg_tables"
+            " WHERE schemaname = current_schema() AND tablename = ANY(%s)",
+            [list(names)],
+        )
+        return {str(name) for (name,) in cursor.fetchall()}
+
+
+def _part(table: str, day: date) -> str:
+    return f"{table}_{day:%Y%m%d}"
+
+
+def _midnight(day: date) -> str:
+    return datetime(day.year, day.month, day.day, tzinfo=UTC).isoformat()
