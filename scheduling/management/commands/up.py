@@ -223,7 +223,7 @@ def _celery(name: str, *arguments: str, stop_limit_s: float) -> Program:
     mark = settings.ALLOT.run / f"{name}.ready"
     return _python(
         name,
-        *("-m", "celery", "--app", "config.celery", "--quiet", name, *arguments),
+        *("-m", "celery", "--app", "config.celery", "--quiet", "--skip-checks", name, *arguments),
         is_ready=mark.exists,
         prepare=lambda: mark.unlink(missing_ok=True),
         stop_limit_s=stop_limit_s,
