@@ -4,8 +4,8 @@ Settings are not policy: what an admin may change lives in the database.
 """
 
 import os
+import re
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
 
 from csp.constants import NONE, SELF
 from django.utils.translation import gettext_lazy as _
@@ -122,11 +122,7 @@ CHANNEL_LAYERS = {
 }
 
 # Celery says redis+socket where the Redis client says unix.
-CELERY_BROKER_URL = (
-    urlunsplit(urlsplit(ALLOT.redis_url)._replace(scheme="redis+socket"))
-    if ALLOT.redis_url.startswith("unix:")
-    else ALLOT.redis_url
-)
+CELERY_BROKER_URL = re.sub("^unix:", "redis+socket:", ALLOT.redis_url)
 CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
 CELERY_TASK_IGNORE_RESULT = True
 CELERY_TASK_ACKS_LATE = True
