@@ -24,7 +24,10 @@ def use_our_logging(**_kwargs: Any) -> None:
 
 @worker_ready.connect
 def say_worker_is_ready(**_kwargs: Any) -> None:
-    """Tell the supervisor (`Any`: whatever the signal sends)."""
+    """Start the planner's ear and tell the supervisor (`Any`: whatever the signal sends)."""
+    from scheduling.listener import start_listener
+
+    start_listener()
     _mark_ready("worker")
 
 

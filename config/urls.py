@@ -25,6 +25,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
 
 for prefix, module in (
     ("api/v1/", "scheduling.api.urls"),
+    ("agent/v1/", "scheduling.agent_api"),
     ("", "telemetry.urls"),
     ("", "projects.urls"),
     ("", "scheduling.urls"),

@@ -43,6 +43,9 @@ class Zone(models.Model):
     clock_skew_s = models.FloatField(default=0.0)
     is_stopping = models.BooleanField(default=False)
 
+    if TYPE_CHECKING:
+        nodes: RelatedManager[Node]
+
     def __str__(self) -> str:
         return self.name
 

@@ -1,7 +1,9 @@
 """A workload's states: event in, next state and consequences out. No clock, no rows.
 
-The table at the end is the whole machine: a pair that is not in it is a mistake of the caller and raises. Transitions
-that reflect (something was seen: `Ready`, `Exited`, `Refused`, `NodeLost`, `NodeBack`) and transitions that cause
+The table at the end is the whole machine: a pair that is not in it is a mistake of the caller and
+    raises. Transitions
+that reflect (something was seen: `Ready`, `Exited`, `Refused`, `NodeLost`, `NodeBack`) and
+transitions that cause
 (somebody wants something: `Placed`, `EvictAsked`, `StopAsked`, `RetryAsked`) are separate events.
 """
 
@@ -11,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from scheduling.core.errors import SchedulingError
+from scheduling.core.errors import LifecycleError
 
 BACKOFF_BASE_S = 10.0
 BACKOFF_CAP_S = 300.0
@@ -44,10 +46,6 @@ class Cause(StrEnum):
 
 INTERRUPTIONS = (Cause.NODE_SHUTDOWN, Cause.LEASE_EXPIRED, Cause.VANISHED)
 """Nobody's wish: the work is still wanted and returns to the queue."""
-
-
-class UnknownTransitionError(SchedulingError):
-    """The machine has no transition for this state and event."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,11 +164,11 @@ def next_state(phase: Phase, event: Event, facts: Facts) -> Transition:
     """The transition for an event.
 
     Raises:
-        UnknownTransitionError: the pair is not in the table.
+        LifecycleError: the pair is not in the table.
     """
     step = _TABLE.get((phase, type(event)))
     if step is None:
-        raise UnknownTransitionError(f"no transition from {phase.value!r} on {type(event).__name__}")
+        raise LifecycleError(f"no transition from {phase.value!r} on {type(event).__name__}")
     return step(phase, event, facts)
 
 
@@ -187,7 +185,7 @@ def _ready(_phase: Phase, _event: Event, _facts: Facts) -> Transition:
 
 def _evict(_phase: Phase, _event: Event, facts: Facts) -> Transition:
     if facts.is_session:
-        raise UnknownTransitionError("a session is never preempted")
+        raise LifecycleError("a session is never preempted")
     return Transition(Phase.CHECKPOINTING, num_failures=facts.num_failures)
 
 
@@ -203,7 +201,7 @@ def _stop_active(phase: Phase, _event: Event, facts: Facts) -> Transition:
 
 
 def _exited(_phase: Phase, event: Event, facts: Facts) -> Transition:
-    assert isinstance(event, Exited)  # noqa: S101  (the table's key says so)
+    assert isinstance(event, Exited)  # the table's key says so
     if event.cause is Cause.OUT_OF_MEMORY:
         return _end(Phase.FAILED)
     if event.cause is Cause.STOPPED or facts.is_stop_wanted:
@@ -218,7 +216,7 @@ def _exited(_phase: Phase, event: Event, facts: Facts) -> Transition:
 
 
 def _refused(_phase: Phase, event: Event, facts: Facts) -> Transition:
-    assert isinstance(event, Refused)  # noqa: S101  (the table's key says so)
+    assert isinstance(event, Refused)  # the table's key says so
     if facts.is_stop_wanted:
         return _end(Phase.STOPPED)
     return _failed(facts) if event.is_retryable else _end(Phase.FAILED)

@@ -24,7 +24,10 @@ from scheduling.management import embedded, first_start
 from scheduling.management.processes import Program, die_with_parent
 from scheduling.management.supervisor import StartError, StopRequestedError, Supervisor
 from scheduling.management.translations import compile_translations
+from scheduling.services.zones import ensure_zone
 
+# Name of the zone whose agent runs on this machine.
+LOCAL_ZONE = "local"
 # The agent's workloads may need this long to save before they are stopped.
 AGENT_STOP_LIMIT_S = 90.0
 # Threads of the worker: one cycle at a time, some for dispatch and telemetry beside it.
@@ -119,6 +122,7 @@ def prepare_database(*, with_demo: bool) -> None:
     for folder in settings.LOCALE_PATHS:
         compile_translations(Path(folder))
     call_command("migrate", verbosity=0, interactive=False)
+    ensure_zone(LOCAL_ZONE, settings.ALLOT.agent_token_file.read_text().strip())
     if with_demo and not _has_users():
         call_command("demo")
 

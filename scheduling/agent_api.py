@@ -1,0 +1,163 @@
+"""The orchestrator's side of `allot-agent/1` (`agent.protocol`): reports in, desired state out.
+
+A zone's agent presents its bearer token with each request. Everything is validated here, at the
+edge; a message that
+cannot be understood is answered in words and changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import wraps
+
+from django.http import HttpRequest, HttpResponse
+from django.urls import path
+from django.views.decorators.csrf import csrf_exempt
+
+from scheduling.agent import protocol
+from scheduling.models import Attempt, AttemptPhase, DeviceAllocation, Workload, Zone
+from scheduling.services.observation import record_attempts, record_nodes
+from scheduling.services.zones import zone_of_token
+from telemetry.ingestion import IngestionError, ingest
+
+MAX_BODY_BYTES = 16 * 1024 * 1024
+
+
+def for_agents(
+    view: Callable[[HttpRequest, Zone], HttpResponse],
+) -> Callable[[HttpRequest], HttpResponse]:
+    """Find the zone by its token; answer a message that cannot be read with 400 and the reason."""
+
+    @csrf_exempt
+    @wraps(view)
+    def checked(request: HttpRequest) -> HttpResponse:
+        zone = _zone_of(request)
+        if zone is None:
+            return _problem("this token belongs to no zone", 401)
+        if len(request.body) > MAX_BODY_BYTES:
+            return _problem(f"the message is larger than {MAX_BODY_BYTES} bytes", 413)
+        try:
+            return view(request, zone)
+        except protocol.ProtocolError as error:
+            return _problem(str(error), 400)
+
+    return checked
+
+
+def _zone_of(request: HttpRequest) -> Zone | None:
+    scheme, _space, token = request.headers.get("Authorization", "").partition(" ")
+    if scheme.lower() != "bearer" or not token:
+        return None
+    return zone_of_token(token)
+
+
+def _problem(detail: str, status: int) -> HttpResponse:
+    return HttpResponse(
+        protocol.encode({"status": status, "detail": detail}),
+        status=status,
+        content_type="application/problem+json",
+    )
+
+
+def _answer(message: object) -> HttpResponse:
+    return HttpResponse(protocol.encode(message), content_type="application/json")
+
+
+@for_agents
+def report(request: HttpRequest, zone: Zone) -> HttpResponse:
+    message = protocol.decode(request.body, protocol.Report)
+    _check_zone(message.zone, zone)
+    record_nodes(zone, message)
+    return _answer(protocol.Acknowledged(settled=record_attempts(zone, message.attempts)))
+
+
+@for_agents
+def desired(_request: HttpRequest, zone: Zone) -> HttpResponse:
+    return _answer(protocol.Desired(zone=zone.name, attempts=list(desired_attempts(zone))))
+
+
+@for_agents
+def samples(request: HttpRequest, zone: Zone) -> HttpResponse:
+    message = protocol.decode(request.body, protocol.SampleBatch)
+    _check_zone(message.zone, zone)
+    try:
+        ingest(message, nodes=set(zone.nodes.values_list("name", flat=True)))
+    except IngestionError as error:
+        return _problem(str(error), 422)
+    return HttpResponse(status=204)
+
+
+def _check_zone(named: str, zone: Zone) -> None:
+    if named != zone.name:
+        raise protocol.ProtocolError(f"zone is {named!r}, but this token belongs to {zone.name!r}")
+
+
+def desired_attempts(zone: Zone) -> Iterable[protocol.AttemptSpec]:
+    """What should become of each open attempt of a zone."""
+    rows = (
+        Attempt.objects.filter(node__zone=zone)
+        .exclude(phase=AttemptPhase.ENDED)
+        .select_related("workload__project", "workload__owner", "node", "allocation")
+        .prefetch_related("allocation__devices__device__node")
+        .order_by("placed_at", "pk")
+    )
+    for row in rows:
+        yield _spec(row)
+
+
+def _spec(attempt: Attempt) -> protocol.AttemptSpec:
+    workload = attempt.workload
+    session = workload.is_session
+    return protocol.AttemptSpec(
+        attempt_id=str(attempt.pk),
+        workload_id=str(workload.pk),
+        number=attempt.number,
+        name=workload.name,
+        kind=workload.kind,
+        project=workload.project.name,
+        project_number=workload.project_id,
+        owner=workload.owner.username,
+        user_number=workload.owner_id,
+        node=attempt.node.name,
+        goal=protocol.Goal(attempt.goal),
+        goal_detail=attempt.goal_detail,
+        cpu_milli=workload.cpu_milli,
+        memory_mib=workload.memory_mib,
+        command=list(workload.command),
+        tool="jupyter" if session and not workload.command else "",
+        working_dir=workload.working_dir,
+        env=dict(workload.env),
+        devices=[_device(part) for part in attempt.allocation.devices.all()],
+        checkpoint=_checkpoint(workload),
+        grace_s=float(workload.grace_s),
+        base_url=f"/s/{workload.pk}/" if session else "",
+        session_secret=workload.session_secret if session else "",
+    )
+
+
+def _device(part: DeviceAllocation) -> protocol.GrantedDevice:
+    return protocol.GrantedDevice(
+        uuid=part.device.uuid,
+        index=part.device.index,
+        model=part.device.model,
+        gpu_milli=part.gpu_milli,
+        memory_mib=part.memory_mib,
+        is_simulated=part.device.node.is_simulated,
+    )
+
+
+def _checkpoint(workload: Workload) -> protocol.CheckpointSettings:
+    return protocol.CheckpointSettings(
+        mode="none" if workload.is_session else workload.checkpoint_mode,
+        signal=workload.checkpoint_signal,
+        command=workload.checkpoint_command,
+        every_s=float(workload.checkpoint_every_s) if workload.checkpoint_every_s else None,
+        subfolder=workload.checkpoint_path,
+    )
+
+
+urlpatterns = [
+    path("report", report, name="agent-report"),
+    path("desired", desired, name="agent-desired"),
+    path("samples", samples, name="agent-samples"),
+]

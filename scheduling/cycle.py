@@ -1,0 +1,129 @@
+"""One planning cycle on the database: snapshot, plan, record. One at a time, whoever asks.
+
+Called by the listening thread (woken by NOTIFY) and by the periodic task; both may fail or be
+killed at any moment, and
+the next one begins from the rows.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+
+import msgspec
+from django.db import connection
+from django.utils import timezone
+
+from scheduling.core.cycle import plan
+from scheduling.core.decisions import Evict, Hold, Move, Plan, Start
+from scheduling.core.scenario import export_scenario
+from scheduling.models import CycleRecord, DeviceHold
+from scheduling.services.planning import StalePlanError, apply_plan
+from scheduling.snapshot import Taken, take_snapshot
+
+logger = logging.getLogger(__name__)
+
+LOCK_KEY = 0x416C6C6F74
+"""Advisory lock of the planner ("Allot" in ASCII)."""
+MAX_STALE_TRIES = 5
+NUM_RECORDS_KEPT = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a cycle did. `has_effects` when an agent has something new to do."""
+
+    has_effects: bool
+    num_decisions: int
+    seconds: float
+
+
+def run_cycle(*, wait: bool = False) -> Outcome | None:
+    """Plan until the plan could be recorded.
+
+    Args:
+        wait: While another process is planning, wait for it: its snapshot may not hold the news.
+
+    Returns:
+        None when another process is planning and `wait` is false.
+    """
+    began = time.monotonic()
+    with _planner_lock(wait=wait) as is_ours:
+        if not is_ours:
+            return None
+        _expire_holds()
+        for _try in range(MAX_STALE_TRIES):
+            try:
+                decided = _plan_once()
+            except StalePlanError as error:
+                logger.info("stale plan, planning again: %s", error)
+                continue
+            effects = any(isinstance(item, Start | Evict | Move) for item in decided.decisions)
+            return Outcome(effects, len(decided.decisions), time.monotonic() - began)
+    logger.warning("gave up after %s stale plans; the next cycle goes on", MAX_STALE_TRIES)
+    return Outcome(False, 0, time.monotonic() - began)
+
+
+@contextmanager
+def _planner_lock(*, wait: bool) -> Iterator[bool]:
+    """A session lock: it goes with the connection when the process is killed."""
+    with connection.cursor() as cursor:
+        if wait:
+            cursor.execute("SELECT pg_advisory_lock(%s)", [LOCK_KEY])
+            is_ours = True
+        else:
+            cursor.execute("SELECT pg_try_advisory_lock(%s)", [LOCK_KEY])
+            is_ours = bool(cursor.fetchone()[0])
+    try:
+        yield is_ours
+    finally:
+        if is_ours:
+            with connection.cursor() as cursor:
+                cursor.execute("SELECT pg_advisory_unlock(%s)", [LOCK_KEY])
+
+
+def _expire_holds() -> None:
+    """A hold past its deadline is planned anew:
+
+    its victims hang, or its claimant cannot start there.
+    """
+    DeviceHold.objects.filter(expires_at__lt=timezone.now()).delete()
+
+
+def _plan_once() -> Plan:
+    started_at = timezone.now()
+    marks = [time.monotonic()]
+    taken = take_snapshot()
+    marks.append(time.monotonic())
+    decided = plan(taken.snapshot, taken.policy, started_at.timestamp())
+    marks.append(time.monotonic())
+    apply_plan(taken, decided)
+    marks.append(time.monotonic())
+    if any(not isinstance(item, Hold) for item in decided.decisions):
+        _remember(taken, decided, started_at.timestamp(), marks)
+    return decided
+
+
+def _remember(taken: Taken, decided: Plan, now_s: float, marks: list[float]) -> None:
+    """Keep a cycle that changed something, so that it can be read, exported and replayed."""
+    started_at = timezone.now() - timedelta(seconds=marks[-1] - marks[0])
+    record = CycleRecord.objects.create(
+        started_at=started_at,
+        snapshot_s=marks[1] - marks[0],
+        plan_s=marks[2] - marks[1],
+        record_s=marks[3] - marks[2],
+        scenario=export_scenario(
+            taken.snapshot, taken.policy, now_s, scenario_id=f"cycle/{started_at.isoformat()}"
+        ),
+        decisions=[
+            {"type": type(item).__name__.lower(), **msgspec.to_builtins(item)}
+            for item in decided.decisions
+        ],
+        numbers=msgspec.to_builtins(decided.numbers),
+        outcome="applied",
+    )
+    CycleRecord.objects.filter(pk__lte=record.pk - NUM_RECORDS_KEPT).delete()

@@ -1,0 +1,28 @@
+"""What changes rows: each function holds a transaction, an invariant and an event.
+
+Nothing here talks to a cluster. An effect that is owed becomes an outbox row in the same
+transaction.
+"""
+
+from scheduling.services.actions import ActionRefusedError, checkpoint_now, retry, stop
+from scheduling.services.submission import (
+    Preview,
+    SubmissionRefusedError,
+    WorkloadSpec,
+    check_on_node,
+    preview,
+    submit,
+)
+
+__all__ = [
+    "ActionRefusedError",
+    "Preview",
+    "SubmissionRefusedError",
+    "WorkloadSpec",
+    "check_on_node",
+    "checkpoint_now",
+    "preview",
+    "retry",
+    "stop",
+    "submit",
+]

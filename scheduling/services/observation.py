@@ -1,0 +1,359 @@
+"""Record what an agent reports: nodes and devices as they are, attempts as they go.
+
+Reports are level-triggered, so each may be repeated, come late, or be the first after a long
+silence; recording one
+twice changes nothing. The message classes are the agent's (`agent.protocol`), known here by their
+shape only.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+from django.db import transaction
+from django.db.models import Count, Q
+from django.utils import timezone
+
+from projects.models import NodeType
+from scheduling.core import lifecycle
+from scheduling.live import NODES_TOPIC, announce, workload_topic
+from scheduling.models import (
+    ACTIVE_PHASES,
+    Attempt,
+    AttemptGoal,
+    AttemptPhase,
+    Checkpoint,
+    Device,
+    Node,
+    NodeState,
+    Phase,
+    Workload,
+    Zone,
+)
+from scheduling.services.events import announce_workload, record_event, wake_planner
+from scheduling.services.transitions import advance, lock
+
+if TYPE_CHECKING:
+    from scheduling.agent import protocol
+
+LOST_AFTER_S = 15
+"""No report for so long: the node is lost (agents report every three seconds)."""
+GIVEN_UP_AFTER_S = 90
+"""Longer than a training's lease (60 s):
+
+its shim has stopped it by then, so it may start elsewhere.
+"""
+
+
+def record_nodes(zone: Zone, report: protocol.Report) -> None:
+    """Register the zone's nodes and devices, and note that its agent is there."""
+    now = timezone.now()
+    changed = False
+    with transaction.atomic():
+        Zone.objects.filter(pk=zone.pk).update(
+            relay_url=report.relay_url,
+            relay_secret=report.relay_secret,
+            last_report_at=now,
+            clock_skew_s=report.sent_at - now.timestamp(),
+            is_stopping=report.is_stopping,
+        )
+        changed = zone.is_stopping != report.is_stopping
+        types = list(NodeType.objects.all())
+        for seen in report.nodes:
+            changed |= _record_node(zone, seen, types, now)
+        if changed:
+            _record_capacity()
+            wake_planner("nodes")
+            announce(NODES_TOPIC)
+
+
+def _record_node(
+    zone: Zone, seen: protocol.NodeReport, types: Sequence[NodeType], now: datetime
+) -> bool:
+    """One node; returns whether anything that matters to planning or to pages changed."""
+    node_type = next(
+        (kind for kind in types if seen.labels.get(kind.label_key) == kind.label_value), None
+    )
+    values = {
+        "zone": zone,
+        "node_type": node_type,
+        "labels": dict(seen.labels),
+        "cpu_milli": seen.cpu_milli,
+        "memory_mib": seen.memory_mib,
+        "is_simulated": seen.is_simulated,
+        "is_isolated": seen.is_isolated,
+        "isolation_note": seen.isolation_note[:500],
+        "fraction_mechanism": seen.fraction_mechanism[:200],
+        "driver": seen.driver[:40],
+    }
+    node = Node.objects.filter(name=seen.name).first()
+    if node is None:
+        node = Node.objects.create(name=seen.name, last_report_at=now, **values)
+        changed = True
+    else:
+        changed = any(getattr(node, name) != value for name, value in values.items())
+        if node.state == NodeState.LOST:
+            values["state"] = NodeState.READY
+            changed = True
+        Node.objects.filter(pk=node.pk).update(last_report_at=now, **(values if changed else {}))
+    return _record_devices(node, seen.devices) or changed
+
+
+def _record_devices(node: Node, seen: Sequence[protocol.DeviceReport]) -> bool:
+    known = {device.uuid: device for device in node.devices.all()}
+    changed = False
+    for report in seen:
+        values = {
+            "node": node,
+            "index": report.index,
+            "model": report.model,
+            "memory_mib": report.memory_mib,
+            "is_healthy": report.is_healthy,
+        }
+        device = known.pop(report.uuid, None)
+        if device is None or any(getattr(device, name) != value for name, value in values.items()):
+            Device.objects.update_or_create(uuid=report.uuid, defaults=values)
+            changed = True
+    for gone in known.values():
+        changed |= gone.is_healthy
+        Device.objects.filter(pk=gone.pk).update(is_healthy=False)
+    return changed
+
+
+def _record_capacity() -> None:
+    """What quotas may promise:
+
+    the devices of each node type, whether or not their node is up now.
+    """
+    for node_type in NodeType.objects.annotate(
+        num_devices=Count("nodes__devices", filter=Q(nodes__devices__isnull=False))
+    ):
+        NodeType.objects.filter(pk=node_type.pk).update(
+            capacity_gpu_milli=1000 * node_type.num_devices
+        )
+
+
+def record_attempts(zone: Zone, reports: Sequence[protocol.AttemptReport]) -> list[str]:
+    """Bring each attempt up to what is reported.
+
+    Returns:
+        Ids of attempts recorded as ended (or unknown here): the agent may drop its record of them.
+    """
+    settled: list[str] = []
+    known = {
+        str(row.pk): row
+        for row in Attempt.objects.filter(
+            pk__in=[_uuid(item.attempt_id) for item in reports], node__zone=zone
+        ).select_related("workload")
+    }
+    for report in reports:
+        attempt = known.get(report.attempt_id)
+        if attempt is None:
+            # Not ours (another database, a restored backup): once it has ended nobody needs it.
+            if report.phase in ("exited", "refused"):
+                settled.append(report.attempt_id)
+            continue
+        if attempt.phase != AttemptPhase.ENDED:
+            _record_attempt(attempt, report)
+        elif report.checkpoints:
+            _record_checkpoints(attempt, report.checkpoints)
+        if report.phase in ("exited", "refused"):
+            settled.append(report.attempt_id)
+    return settled
+
+
+def _uuid(text: str) -> uuid.UUID:
+    try:
+        return uuid.UUID(text)
+    except ValueError:
+        return uuid.UUID(int=0)
+
+
+@transaction.atomic
+def _record_attempt(attempt: Attempt, report: protocol.AttemptReport) -> None:
+    workload = lock(attempt.workload_id)
+    attempt = Attempt.objects.select_for_update(no_key=True, of=("self",)).get(pk=attempt.pk)
+    if attempt.phase == AttemptPhase.ENDED:
+        return
+    before = _visible(attempt)
+    _record_checkpoints(attempt, report.checkpoints)
+    _copy_facts(attempt, report)
+    if workload.current_id != attempt.pk:
+        attempt.save()
+        return
+    workload.current = attempt
+    if workload.phase == Phase.LOST and report.phase not in ("exited", "refused"):
+        advance(workload, lifecycle.NodeBack(), code="node_back")
+    if report.phase in ("exited", "refused"):
+        _record_end(workload, attempt, report)
+        return
+    if workload.phase == Phase.STARTING and attempt.is_ready:
+        attempt.save()
+        advance(workload, lifecycle.Ready(), code="ready")
+        return
+    attempt.save()
+    if _visible(attempt) != before:
+        announce_workload(workload)
+
+
+def _visible(attempt: Attempt) -> tuple[object, ...]:
+    return attempt.phase, attempt.is_ready, attempt.started_at, attempt.error
+
+
+def _copy_facts(attempt: Attempt, report: protocol.AttemptReport) -> None:
+    """What is seen, without consequences."""
+    if report.phase not in ("exited", "refused"):
+        attempt.phase = AttemptPhase(report.phase)
+    attempt.started_at = attempt.started_at or _time(report.started_at)
+    attempt.peak_memory_mib = report.peak_memory_mib or attempt.peak_memory_mib
+    attempt.memory_limit_mib = report.memory_limit_mib or attempt.memory_limit_mib
+    attempt.cpu_limit_milli = report.cpu_limit_milli or attempt.cpu_limit_milli
+    attempt.error = report.error or attempt.error
+    # A training is ready when its process runs; a session when its page answers.
+    is_ready = report.is_ready if attempt.workload.is_session else report.phase == "running"
+    if is_ready and not attempt.is_ready:
+        attempt.ready_at = timezone.now()
+    attempt.is_ready = attempt.is_ready or is_ready
+
+
+def _time(seconds: float | None) -> datetime | None:
+    return datetime.fromtimestamp(seconds, UTC) if seconds is not None else None
+
+
+def _record_end(workload: Workload, attempt: Attempt, report: protocol.AttemptReport) -> None:
+    """The attempt is over: keep what is known of its end and let the lifecycle say what follows."""
+    now = timezone.now()
+    attempt.phase = AttemptPhase.ENDED
+    attempt.ended_at = max(_time(report.ended_at) or now, attempt.placed_at)
+    attempt.exit_code = report.exit_code
+    attempt.exit_cause = report.exit_cause or report.phase
+    attempt.last_lines = [line.replace("\x00", "\ufffd") for line in report.last_lines[-20:]]
+    attempt.lost_progress_s = _lost_progress_s(attempt)
+    details = {
+        "exit_code": report.exit_code,
+        "cause": attempt.exit_cause,
+        "error": attempt.error,
+        "peak_memory_mib": attempt.peak_memory_mib,
+        "memory_limit_mib": attempt.memory_limit_mib,
+        "lost_progress_s": attempt.lost_progress_s,
+    }
+    event: lifecycle.Event
+    if report.phase == "refused":
+        event = lifecycle.Refused(report.is_retryable)
+    else:
+        event = lifecycle.Exited(lifecycle.Cause(report.exit_cause or "own"), report.exit_code)
+    stop_wanted = attempt.goal == AttemptGoal.STOP
+    attempt.save()
+    step = advance(workload, event, code="ended", details=details)
+    if step.phase is lifecycle.Phase.FAILED or (step.wait_cause == "failed" and not stop_wanted):
+        _explain_failure(workload, attempt, step)
+
+
+def _explain_failure(workload: Workload, attempt: Attempt, step: lifecycle.Transition) -> None:
+    """Why it failed, with numbers, until the planner has something newer to say."""
+    code = "out_of_memory" if attempt.exit_cause == "out_of_memory" else "start_failed"
+    if attempt.exit_code is not None and code != "out_of_memory":
+        code = "exited"
+    workload.reason = {
+        "code": code,
+        "message": attempt.error or f"ended with exit code {attempt.exit_code}",
+        "details": {
+            "exit_code": attempt.exit_code,
+            "attempts": step.num_failures,
+            "error": attempt.error,
+            "last_error": attempt.error or "\n".join(attempt.last_lines[-3:]),
+            "limit_mib": attempt.memory_limit_mib,
+            "peak_mib": attempt.peak_memory_mib,
+            "until": workload.not_before.isoformat() if workload.not_before else None,
+        },
+        "offers": [],
+        "per_node_type": [],
+    }
+    workload.reason_at = timezone.now()
+    workload.save(update_fields=["reason", "reason_at"])
+
+
+def _lost_progress_s(attempt: Attempt) -> float | None:
+    """Seconds from its last checkpoint (or start) to its end; None where it ended by itself."""
+    if attempt.exit_cause == "own" or attempt.started_at is None or attempt.ended_at is None:
+        return None
+    last = Checkpoint.objects.filter(attempt=attempt).first()
+    since = max(last.saved_at, attempt.started_at) if last else attempt.started_at
+    return max((attempt.ended_at - since).total_seconds(), 0.0)
+
+
+def _record_checkpoints(attempt: Attempt, reports: Sequence[protocol.CheckpointReport]) -> None:
+    """The store's complete checkpoints of this attempt's workload; what expired there is marked."""
+    known = {row.key: row for row in Checkpoint.objects.filter(workload=attempt.workload_id)}
+    fresh = [item for item in reports if item.key not in known]
+    for item in fresh:
+        saved_at = _time(item.saved_at) or timezone.now()
+        Checkpoint.objects.create(
+            workload_id=attempt.workload_id,
+            attempt=attempt,
+            key=item.key,
+            step=item.step,
+            saved_at=saved_at,
+            size_bytes=item.size_bytes,
+            sha256=item.sha256,
+        )
+        record_event(
+            attempt.workload,
+            "checkpointed",
+            at=timezone.now(),
+            attempt=attempt,
+            details={"step": item.step, "size_bytes": item.size_bytes, "key": item.key},
+        )
+    kept = {item.key for item in reports}
+    gone = [row.pk for key, row in known.items() if row.is_kept and key not in kept]
+    if reports and gone:
+        Checkpoint.objects.filter(pk__in=gone).update(is_kept=False)
+    if fresh:
+        if attempt.goal == AttemptGoal.CHECKPOINT:
+            attempt.goal = AttemptGoal.RUN
+            attempt.save(update_fields=["goal"])
+        announce(workload_topic(attempt.workload_id))
+
+
+def watch_nodes() -> int:
+    """Mark silent zones' nodes lost, and give up trainings that no lease can keep alive any more.
+
+    Returns:
+        How many workloads changed state.
+    """
+    now = timezone.now()
+    silent = Node.objects.filter(last_report_at__lt=now - timedelta(seconds=LOST_AFTER_S))
+    if silent.exclude(state=NodeState.LOST).update(state=NodeState.LOST):
+        wake_planner("node_lost")
+        announce(NODES_TOPIC)
+    changed = 0
+    rows = Workload.objects.filter(phase__in=ACTIVE_PHASES, current__node__state=NodeState.LOST)
+    for pk in list(rows.values_list("pk", flat=True)):
+        changed += _lose(pk, now)
+    return changed
+
+
+@transaction.atomic
+def _lose(pk: uuid.UUID, now: datetime) -> int:
+    workload = lock(pk)
+    attempt = workload.current
+    if workload.phase not in ACTIVE_PHASES or attempt is None:
+        return 0
+    node = Node.objects.get(pk=attempt.node_id)
+    if node.state != NodeState.LOST or node.last_report_at is None:
+        return 0
+    details = {"node": node.name, "last_report_at": node.last_report_at.isoformat()}
+    if workload.phase != Phase.LOST:
+        advance(workload, lifecycle.NodeLost(), code="node_lost", details=details)
+        return 1
+    if workload.is_session or node.last_report_at > now - timedelta(seconds=GIVEN_UP_AFTER_S):
+        return 0
+    attempt.phase = AttemptPhase.ENDED
+    attempt.ended_at = now
+    attempt.exit_cause = "node_lost"
+    attempt.save()
+    advance(workload, lifecycle.GivenUp(), code="given_up", details=details)
+    return 1

@@ -1,0 +1,280 @@
+"""Record a plan: one transaction that the schema, the generations and the locks keep honest.
+
+What cannot be recorded any more (a workload changed since the snapshot) makes the whole plan stale;
+the caller plans
+anew. Each decision leaves a row that says why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+
+from django.db import transaction
+from django.db.models import F
+from django.utils import timezone
+
+from projects.models import Project
+from scheduling.core import lifecycle
+from scheduling.core.decisions import Evict, Hold, Move, Plan, ProjectNumbers, Start
+from scheduling.core.types import Placement, ProjectId, ReplicaId, ResourceKey, WorkloadId
+from scheduling.models import (
+    Allocation,
+    Attempt,
+    AttemptGoal,
+    Checkpoint,
+    Device,
+    DeviceAllocation,
+    DeviceHold,
+    Node,
+    ProjectUsage,
+    Workload,
+)
+from scheduling.outbox import owe
+from scheduling.services.events import announce_workload, close_wait
+from scheduling.services.submission import reason_json
+from scheduling.services.transitions import advance
+from scheduling.snapshot import Taken
+
+
+class StalePlanError(Exception):
+    """A workload that the plan touches has changed since the snapshot."""
+
+
+@transaction.atomic
+def apply_plan(taken: Taken, plan: Plan) -> None:
+    """Record all decisions of a plan, or none.
+
+    Raises:
+        StalePlanError: plan again from a new snapshot.
+    """
+    rows = _lock_touched(taken, plan)
+    nodes = {node.name: node for node in Node.objects.select_related("zone", "node_type")}
+    now = timezone.now()
+    for decision in plan.decisions:
+        row = rows[decision.workload]
+        match decision:
+            case Start():
+                _start(row, decision, nodes, now)
+            case Evict() | Move():
+                _evict(row, decision, rows, nodes, taken, now)
+            case Hold():
+                _hold(row, decision, plan, taken, nodes, now)
+    _record_numbers(plan.numbers)
+
+
+def _lock_touched(taken: Taken, plan: Plan) -> dict[WorkloadId, Workload]:
+    """Rows of all decisions, locked in the order of their ids.
+
+    Raises:
+        StalePlanError: one was changed, or is gone.
+    """
+    ids = {decision.workload for decision in plan.decisions}
+    rows = {
+        WorkloadId(str(row.pk)): row
+        for row in Workload.objects.select_for_update(no_key=True, of=("self",))
+        .select_related("project", "owner", "current__node__zone", "claimant", "hold")
+        .filter(pk__in=ids)
+        .order_by("pk")
+    }
+    stale = [
+        key for key in ids if key not in rows or rows[key].generation != taken.generations[key]
+    ]
+    if stale:
+        raise StalePlanError(", ".join(sorted(stale)))
+    return rows
+
+
+def _start(row: Workload, decision: Start, nodes: Mapping[str, Node], now: datetime) -> None:
+    placement = _only(decision.placements)
+    node = nodes[placement.node]
+    resumed_from = Checkpoint.objects.filter(workload=row, is_kept=True).first()
+    attempt = Attempt.objects.create(
+        workload=row,
+        number=row.attempts.count() + 1,
+        node=node,
+        placed_at=now,
+        resumed_from=resumed_from,
+    )
+    _allocate(row, attempt, placement, now, is_borrowed=decision.is_borrowed)
+    close_wait(row, now)
+    DeviceHold.objects.filter(workload=row).delete()
+    row.current = attempt
+    row.node = node
+    row.node_type = node.node_type
+    row.is_borrowing = decision.is_borrowed
+    row.claimant = None
+    row.queue_position = row.queue_length = None
+    row.reason = reason_json(decision.reason)
+    row.reason_at = now
+    code = "resumed" if attempt.number > 1 else "started"
+    details = {
+        **decision.reason.details,
+        "code": decision.reason.code,
+        "node": node.name,
+        "step": resumed_from.step if resumed_from else None,
+    }
+    advance(row, lifecycle.Placed(), code=code, at=now, details=details)
+    owe(node.zone, "wake", workload=row, key=f"{attempt.pk}:run")
+
+
+def _allocate(
+    row: Workload, attempt: Attempt, placement: Placement, now: datetime, *, is_borrowed: bool
+) -> None:
+    allocation = Allocation.objects.create(
+        attempt=attempt,
+        workload=row,
+        project=row.project,
+        node=attempt.node,
+        gpu_milli=placement.milli_per_device * len(placement.devices),
+        cpu_milli=row.cpu_milli,
+        memory_mib=row.memory_mib,
+        is_borrowed=is_borrowed,
+        started_at=now,
+    )
+    devices = Device.objects.filter(node=attempt.node, index__in=placement.devices)
+    for device in devices.order_by("uuid"):
+        Device.objects.filter(pk=device.pk).update(
+            allocated_milli=F("allocated_milli") + placement.milli_per_device
+        )
+        DeviceAllocation.objects.create(
+            allocation=allocation,
+            device=device,
+            gpu_milli=placement.milli_per_device,
+            memory_mib=device.memory_mib * placement.milli_per_device // 1000,
+        )
+
+
+def _evict(
+    row: Workload,
+    decision: Evict | Move,
+    rows: Mapping[WorkloadId, Workload],
+    nodes: Mapping[str, Node],
+    taken: Taken,
+    now: datetime,
+) -> None:
+    """Ask for a checkpoint and the stop;
+
+    the workload returns to the queue when its process has ended.
+    """
+    attempt = row.current
+    if attempt is None:
+        raise StalePlanError(str(row.pk))
+    claimant = rows.get(decision.claimant) if decision.claimant else None
+    last = Checkpoint.objects.filter(workload=row, is_kept=True).first()
+    details = {
+        **decision.reason.details,
+        "claimant_id": str(claimant.pk) if claimant else None,
+        "claimant_project": str(claimant.project) if claimant else None,
+        "checkpoint_age_s": (now - last.saved_at).total_seconds() if last else None,
+        "checkpoint_step": last.step if last else None,
+    }
+    row.claimant = claimant
+    row.reason = {**reason_json(decision.reason), "details": details}
+    row.reason_at = now
+    row.num_preemptions += 1
+    attempt.goal = AttemptGoal.EVICT
+    attempt.goal_detail = decision.reason.message[:500]
+    attempt.goal_at = now
+    attempt.save(update_fields=["goal", "goal_detail", "goal_at"])
+    advance(row, lifecycle.EvictAsked(), code=decision.reason.code, at=now, details=details)
+    if isinstance(decision, Move):
+        _keep(row, _only(decision.placements), nodes, taken, now)
+    owe(attempt.node.zone, "wake", workload=row, key=f"{attempt.pk}:evict")
+
+
+def _hold(
+    row: Workload,
+    decision: Hold,
+    plan: Plan,
+    taken: Taken,
+    nodes: Mapping[str, Node],
+    now: datetime,
+) -> None:
+    """Write down why it waits;
+
+    only what changed is written, so that a quiet cycle writes nothing.
+    """
+    if decision.held:
+        _keep(row, _only(decision.held), nodes, taken, now)
+    else:
+        DeviceHold.objects.filter(workload=row).delete()
+    reason = reason_json(decision.reason)
+    position, length = plan.queue_positions.get(decision.workload, (None, None))
+    before = (row.reason, row.queue_position, row.queue_length)
+    row.reason_at = now
+    if before == (reason, position, length):
+        Workload.objects.filter(pk=row.pk).update(reason_at=now)
+        return
+    row.reason = reason
+    row.queue_position, row.queue_length = position, length
+    row.save(update_fields=["reason", "reason_at", "queue_position", "queue_length"])
+    announce_workload(row)
+
+
+def _keep(
+    row: Workload,
+    placement: Placement,
+    nodes: Mapping[str, Node],
+    taken: Taken,
+    now: datetime,
+) -> None:
+    """Keep capacity for a claimant; a hold that is already there keeps its deadline."""
+    values = {
+        "node": nodes[placement.node],
+        "device_indices": list(placement.devices),
+        "milli_per_device": placement.milli_per_device,
+    }
+    deadline = now + timedelta(seconds=taken.policy.hold_deadline_s)
+    DeviceHold.objects.update_or_create(
+        workload=row,
+        defaults=values,
+        create_defaults={**values, "created_at": now, "expires_at": deadline},
+    )
+
+
+def _only(placements: Mapping[ReplicaId, Placement]) -> Placement:
+    """The one replica's placement (forms submit one replica)."""
+    (placement,) = placements.values()
+    return placement
+
+
+def _record_numbers(
+    numbers: Mapping[ProjectId, Mapping[ResourceKey, ProjectNumbers]],
+) -> None:
+    """The one table of usage that page and API read; written only where something changed."""
+    projects = {project.name: project.pk for project in Project.objects.all()}
+    known = {(row.project_id, row.resource): row for row in ProjectUsage.objects.all()}
+    changed: list[ProjectUsage] = []
+    for name, by_resource in numbers.items():
+        project_id = projects.get(name)
+        if project_id is None:
+            continue
+        for resource, values in by_resource.items():
+            fresh = _usage(project_id, resource, values)
+            old = known.pop((project_id, resource), None)
+            if old is None or not _same(old, fresh):
+                changed.append(fresh)
+    ProjectUsage.objects.bulk_create(
+        changed,
+        update_conflicts=True,
+        unique_fields=["project", "resource"],
+        update_fields=list(_USAGE_FIELDS),
+    )
+    if known:
+        ProjectUsage.objects.filter(pk__in=[row.pk for row in known.values()]).delete()
+
+
+_USAGE_FIELDS = ("quota", "limit", "fair_share", "requested", "allocated", "non_preemptible")
+
+
+def _usage(project_id: int, resource: str, values: ProjectNumbers) -> ProjectUsage:
+    return ProjectUsage(
+        project_id=project_id,
+        resource=resource,
+        **{name: getattr(values, name) for name in _USAGE_FIELDS},
+    )
+
+
+def _same(one: ProjectUsage, other: ProjectUsage) -> bool:
+    return all(getattr(one, name) == getattr(other, name) for name in _USAGE_FIELDS)

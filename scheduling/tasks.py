@@ -1,0 +1,55 @@
+"""What the worker does:
+
+the periodic cycle, dispatch, the watch over nodes. Thin: the work is elsewhere.
+"""
+
+from __future__ import annotations
+
+import logging
+from datetime import timedelta
+
+from celery import shared_task
+from django.utils import timezone
+
+from scheduling import outbox, relay_client
+from scheduling.cycle import run_cycle
+from scheduling.models import Command
+from scheduling.services.observation import watch_nodes
+
+logger = logging.getLogger(__name__)
+
+DONE_COMMANDS_KEPT = timedelta(days=1)
+
+
+@shared_task(name="scheduling.cycle", ignore_result=True, time_limit=120)
+def cycle() -> None:
+    """The periodic rescheduling; wake-ups in between come to `listener`."""
+    outcome = run_cycle()
+    if outcome is not None and outcome.has_effects:
+        dispatch_commands()
+
+
+@shared_task(name="scheduling.dispatch", ignore_result=True, time_limit=60)
+def dispatch() -> None:
+    """The outbox on a timer: what the hint after a cycle has missed."""
+    dispatch_commands()
+    outbox.expire(timezone.now() - DONE_COMMANDS_KEPT)
+
+
+@shared_task(name="scheduling.watch_nodes", ignore_result=True, time_limit=60)
+def watch() -> None:
+    watch_nodes()
+
+
+def dispatch_commands() -> None:
+    """Wake each zone that is owed something, once."""
+    by_zone: dict[int, list[Command]] = {}
+    for command in outbox.claim():
+        by_zone.setdefault(command.zone_id, []).append(command)
+    for commands in by_zone.values():
+        try:
+            relay_client.wake(commands[0].zone)
+        except relay_client.AgentAwayError as error:
+            outbox.fail(commands, str(error))
+        else:
+            outbox.complete(commands)
