@@ -7,12 +7,16 @@ import os
 import re
 from typing import Any
 
+import django_stubs_ext
 from csp.constants import NONE, SELF
 from django.utils.translation import gettext_lazy as _
 from psycopg.conninfo import conninfo_to_dict
 
 from config import env as environment
 from config.logs import logging_settings
+
+# Before any app: their classes name their models in brackets.
+django_stubs_ext.monkeypatch()
 
 ALLOT = environment.read(os.environ)
 BASE_DIR = environment.REPOSITORY

