@@ -50,6 +50,27 @@ $(WORKLOAD_VENV)/.installed: requirements-workload.lock | $(VENV)/.installed
 	@$(UV) pip sync --quiet --compile-bytecode --python $(WORKLOAD_VENV)/bin/python requirements-workload.lock
 	@touch $@
 
+run: setup ## Run all of Allot on this machine until Ctrl-C (ALLOT_PORT, ALLOT_VAR)
+	@exec $(PY) manage.py up
+
+test: lint ## Check everything that CI checks
+	@$(PY) -m pytest -n $(TEST_PROCESSES) --dist loadfile $(TESTS)
+
+# Two cores is what CI has. A file stays in one process: what it starts for all its tests runs once.
+TEST_PROCESSES ?= 2
+TESTS ?=
+
+lint: setup ## Style, types, import contracts, settings, migrations
+	@$(VENV)/bin/ruff check
+	@$(VENV)/bin/ruff format --check
+	@$(VENV)/bin/lint-imports --no-logo
+	@$(PY) -m mypy
+	@ALLOT_PUBLIC_URL=https://allot.example $(PY) manage.py check --deploy --fail-level WARNING
+	@$(PY) -W ignore manage.py makemigrations --check --dry-run
+
+gpu-check: setup ## Check what needs an NVIDIA GPU, and print a table
+	@$(PY) -m pytest -m gpu -p no:randomly -v -rsfE
+
 lock: $(VENV)/.installed ## Compile the lock files anew after pyproject.toml has changed
 	@echo 'Django<6' > $(VENV)/constraints.txt
 	$(UV) pip compile --quiet $(LOCK_OPTIONS) --constraint $(VENV)/constraints.txt --extra dev --extra e2e \

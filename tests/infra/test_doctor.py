@@ -77,3 +77,12 @@ def test_servers_in_the_environment_are_asked(installation: Installation) -> Non
     found = findings(installation)
     assert found["PostgreSQL"].text.endswith("answers at ALLOT_DATABASE_URL")
     assert found["Redis"].text == "answers at ALLOT_REDIS_URL"
+
+
+@pytest.mark.gpu
+def test_real_devices_are_counted_by_name(installation: Installation) -> None:
+    found = findings(installation)
+    assert found["GPUs"].is_ok
+    assert " × " in found["GPUs"].text
+    assert ", driver " in found["GPUs"].text
+    assert found["fractions"].text.startswith(("the driver can", "this driver or architecture"))
