@@ -6,6 +6,7 @@ to refuse) and by charts (unit). Without Django: nodes read it too.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -74,16 +75,21 @@ def metric_names(kind: Kind) -> tuple[str, ...]:
 
 _PREFIXES = frozenset(kind.value for kind in Kind)
 
+# Device UUIDs, node names and workload ids; nothing that a page or PostgreSQL could stumble over.
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,99}")
+
 
 def split_subject(subject: str) -> tuple[Kind, str]:
     """Take a subject apart.
 
     Raises:
-        ValueError: it is not `device:`, `workload:` or `node:` followed by a name.
+        ValueError: it is not `device:`, `workload:` or `node:` followed by a name of at most 100
+            letters, digits and `._:/-`.
     """
-    prefix, colon, name = subject.partition(":")
-    if not (colon and name and prefix in _PREFIXES):
+    prefix, _, name = subject.partition(":")
+    if prefix not in _PREFIXES or not _NAME.fullmatch(name):
         raise ValueError(
-            f"subject is {subject!r}: it must be device:<uuid>, workload:<id> or node:<name>"
+            f"subject is {subject[:120]!r}: it must be device:<uuid>, workload:<id> or "
+            "node:<name>, the name of at most 100 letters, digits and ._:/-"
         )
     return Kind(prefix), name

@@ -1,0 +1,214 @@
+"""The charts that pages show: which metrics, in which words, for which subject.
+
+`figure_for` reads a subject's samples and returns a `Chart`, for `telemetry/_chart.html`. Whoever
+calls it has checked that the reader may see the subject. The figure itself is made in
+`telemetry.figures`; with `lines` in the payload `charts.js` appends what arrives live.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any
+from zoneinfo import ZoneInfo
+
+from django.conf import settings
+from django.utils import timezone
+from django.utils.translation import gettext
+
+from telemetry import history, live
+from telemetry.figures import Frame, Line, figure, with_gaps, zone_label
+from telemetry.metrics import split_subject
+from telemetry.texts import WORDS, MetricWords, Unit
+
+DEFAULT_MINUTES = 30
+MAX_MINUTES = 7 * 24 * 60
+
+# Longer than this many usual distances without a sample, and the line breaks.
+_GAP_DISTANCES = 3
+
+
+class ChartError(ValueError):
+    """A chart that cannot be drawn; says which field, its value and what is possible."""
+
+    def __init__(self, field: str, problem: str) -> None:
+        self.field = field
+        super().__init__(f"{field} {problem}")
+
+
+@dataclass(frozen=True, slots=True)
+class LineSpec:
+    """One line of a chart; without a name it is called as its metric."""
+
+    subject: str
+    metric: str
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """Over which period and in which zone a chart is read.
+
+    Attributes:
+        zone: A zone's name; empty for the organisation's.
+        source: Address that answers with this chart's payload again, for a page that was away.
+    """
+
+    minutes: int = DEFAULT_MINUTES
+    zone: str = ""
+    is_simulated: bool = False
+    source: str = ""
+    clock: Callable[[], datetime] = field(default=timezone.now)
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """What `telemetry/_chart.html` shows; `payload` is what `charts.js` draws.
+
+    Attributes:
+        id: Unique on a page, the same each time: it is made from the lines.
+        topics: What the page must listen to.
+    """
+
+    id: str
+    title: str
+    sentence: str
+    unit: str
+    zone: str
+    is_simulated: bool
+    has_data: bool
+    topics: tuple[str, ...]
+    payload: dict[str, Any]
+
+    @property
+    def data_id(self) -> str:
+        """Id of the element that holds the payload."""
+        return f"{self.id}-data"
+
+
+def figure_for(
+    subject: str, metrics: Sequence[str], minutes: int = DEFAULT_MINUTES, **options: Any
+) -> Chart:
+    """The chart of a subject's metrics, which must share a unit, over the last minutes.
+
+    Args:
+        subject: `device:<uuid>`, `workload:<id>` or `node:<name>`.
+        metrics: Names as in `telemetry.metrics`.
+        minutes: 1 to 10,080 (a week).
+        options: Further fields of `View`.
+
+    Raises:
+        ChartError: one of them is not possible; says what is.
+    """
+    specs = [LineSpec(subject, metric) for metric in metrics]
+    return chart_of(specs, View(minutes=minutes, **options))
+
+
+def devices_chart(
+    devices: Mapping[str, str], metric: str = "gpu_util_percent", view: View | None = None
+) -> Chart:
+    """One line per device of a node, for its page; `devices` has a label per UUID."""
+    specs = [LineSpec(f"device:{uuid}", metric, name) for uuid, name in devices.items()]
+    return chart_of(specs, view or View())
+
+
+def chart_of(specs: Sequence[LineSpec], view: View) -> Chart:
+    """The chart of any lines that share a unit.
+
+    Raises:
+        ChartError: no line, an unknown subject, metric or zone, a period out of range.
+    """
+    words = [_words_of(spec) for spec in specs]
+    unit = _common_unit(specs, words)
+    frame = _frame(view, unit)
+    gap_s = _GAP_DISTANCES * history.width_for(frame.until - frame.since)
+    lines = [
+        _line(spec, spec.name or str(own.title), unit.scale, frame, gap_s)
+        for spec, own in zip(specs, words, strict=True)
+    ]
+    return Chart(
+        id="chart-" + hashlib.sha256(repr(list(specs)).encode()).hexdigest()[:12],
+        title=" · ".join(dict.fromkeys(str(own.title) for own in words)),
+        sentence=str(words[0].sentence),
+        unit=frame.unit,
+        zone=zone_label(frame.zone, frame.until),
+        is_simulated=view.is_simulated,
+        has_data=any(value is not None for line in lines for _, value in line.points),
+        topics=tuple(dict.fromkeys(live.topic_for(spec.subject) for spec in specs)),
+        payload={
+            "figure": figure(lines, frame),
+            "lines": [
+                _live_line(spec, line, unit) for spec, line in zip(specs, lines, strict=True)
+            ],
+            "zone": frame.zone.key,
+            "minutes": view.minutes,
+            "gap_s": gap_s,
+            "source": view.source,
+            "labels": {
+                "time": gettext("Time"),
+                "no_data": gettext("no data"),
+                "unit": frame.unit,
+            },
+        },
+    )
+
+
+def _common_unit(specs: Sequence[LineSpec], words: Sequence[MetricWords]) -> Unit:
+    if not words:
+        raise ChartError("metric", "is missing: a chart needs at least one")
+    unit = words[0].unit
+    if any(other.unit.label != unit.label for other in words):
+        names = ", ".join(spec.metric for spec in specs)
+        raise ChartError("metric", f"is {names}: these have several units")
+    return unit
+
+
+def _frame(view: View, unit: Unit) -> Frame:
+    if not 1 <= view.minutes <= MAX_MINUTES:
+        raise ChartError("minutes", f"is {view.minutes}: it must be 1 to {MAX_MINUTES}")
+    until = view.clock()
+    return Frame(
+        since=until - timedelta(minutes=view.minutes),
+        until=until,
+        zone=_zone(view.zone),
+        unit=str(unit.label),
+        ceiling=unit.ceiling,
+    )
+
+
+def _live_line(spec: LineSpec, line: Line, unit: Unit) -> dict[str, Any]:
+    """What the page needs to append to a line."""
+    return {
+        "topic": live.topic_for(spec.subject),
+        "metric": spec.metric,
+        "scale": unit.scale,
+        "last_at": line.points[-1][0].timestamp() if line.points else None,
+    }
+
+
+def _words_of(spec: LineSpec) -> MetricWords:
+    try:
+        kind, _ = split_subject(spec.subject)
+    except ValueError as error:
+        raise ChartError("subject", str(error).removeprefix("subject ")) from error
+    words = WORDS[kind].get(spec.metric)
+    if words is None:
+        known = ", ".join(WORDS[kind])
+        raise ChartError("metric", f"is {spec.metric[:80]!r}: a {kind} has {known}")
+    return words
+
+
+def _zone(name: str) -> ZoneInfo:
+    name = name or settings.TIME_ZONE
+    try:
+        return ZoneInfo(name)
+    except (KeyError, ValueError, OSError) as error:
+        raise ChartError("zone", f"is {name[:80]!r}: no such time zone is known") from error
+
+
+def _line(spec: LineSpec, name: str, scale: float, frame: Frame, gap_s: float) -> Line:
+    series = history.read(spec.subject, [spec.metric], frame.since, frame.until)
+    values = [None if v is None else v * scale for v in series.columns[spec.metric]]
+    return Line(name=name, points=with_gaps(series.times, values, gap_s))

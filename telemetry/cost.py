@@ -1,0 +1,112 @@
+"""What work costs: allocated GPUs, cores and GiB over time, at their node type's prices.
+
+Exact decimals all the way; whoever shows an amount rounds it, nobody else. In this step a node
+type has one price; a history of prices makes several intervals of one (`running_cost` adds them).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from decimal import Decimal
+from typing import Protocol
+
+GPU_MILLI = 1000
+CPU_MILLI = 1000
+MIB_PER_GIB = 1024
+S_PER_HOUR = 3600
+
+
+class Prices(Protocol):
+    """What a node type asks per GPU-hour, core-hour and GiB-hour; `projects.NodeType` is one."""
+
+    gpu_price_per_hour: Decimal
+    cpu_price_per_hour: Decimal
+    memory_price_per_hour: Decimal
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """Resources held from one time to another; `ended_at` is None while they are held."""
+
+    node_type: str
+    started_at: datetime
+    ended_at: datetime | None
+    gpu_milli: int
+    cpu_milli: int
+    memory_mib: int
+
+
+def cost_per_hour(gpu_milli: int, cpu_milli: int, memory_mib: int, node_type: Prices) -> Decimal:
+    """Price of holding these resources for an hour.
+
+    Args:
+        gpu_milli: Of all devices together.
+        cpu_milli: Thousandths of a core.
+        memory_mib: Main memory.
+        node_type: Whose prices hold.
+
+    Raises:
+        ValueError: an amount is negative.
+    """
+    if min(gpu_milli, cpu_milli, memory_mib) < 0:
+        raise ValueError(f"amounts must be 0 or more: {gpu_milli}, {cpu_milli}, {memory_mib}")
+    return (
+        Decimal(gpu_milli) / GPU_MILLI * node_type.gpu_price_per_hour
+        + Decimal(cpu_milli) / CPU_MILLI * node_type.cpu_price_per_hour
+        + Decimal(memory_mib) / MIB_PER_GIB * node_type.memory_price_per_hour
+    )
+
+
+def cost_of(started_at: datetime, ended_at: datetime, per_hour: Decimal) -> Decimal:
+    """Price of an interval; none before it starts."""
+    held = ended_at - started_at
+    # Whole microseconds, so that nothing passes through a float.
+    microseconds = (held.days * 86_400 + held.seconds) * 1_000_000 + held.microseconds
+    return Decimal(max(0, microseconds)) / 1_000_000 / S_PER_HOUR * per_hour
+
+
+def running_cost(
+    intervals: Iterable[Interval], prices: Mapping[str, Prices], now: datetime
+) -> Decimal:
+    """Price of all intervals until now, those that still run included.
+
+    Raises:
+        KeyError: a node type has no prices.
+    """
+    return sum(
+        (
+            cost_of(
+                interval.started_at,
+                now if interval.ended_at is None else min(interval.ended_at, now),
+                cost_per_hour(
+                    interval.gpu_milli,
+                    interval.cpu_milli,
+                    interval.memory_mib,
+                    prices[interval.node_type],
+                ),
+            )
+            for interval in intervals
+        ),
+        Decimal(0),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class CostNow:
+    """A cost that grows, for `telemetry/_running_cost.html`: so much at a time, and per hour since.
+
+    Attributes:
+        topic: Each sample on it moves the shown amount; empty for one that no longer grows.
+    """
+
+    amount: Decimal
+    per_hour: Decimal
+    at: datetime
+    topic: str = ""
+
+    @property
+    def at_s(self) -> float:
+        """Unix seconds, as samples say them."""
+        return self.at.timestamp()
