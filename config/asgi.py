@@ -1,49 +1,35 @@
 """The web process: one ASGI application for pages, the API, live updates and Jupyter traffic."""
 
 import os
-from importlib.util import find_spec
+from typing import Any
 
 from channels.auth import AuthMiddlewareStack
 from channels.routing import ProtocolTypeRouter, URLRouter
 from channels.security.websocket import AllowedHostsOriginValidator
 from django.core.asgi import get_asgi_application
+from django.urls import re_path
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings")
 
-# Loads the apps; what follows imports models.
-django_application = get_asgi_application()
+# Loads the apps; what is imported below needs their models.
+pages = get_asgi_application()
 
-SESSION_PREFIX = "/s/"
-
-
-class SessionRouter:
-    """Sends Jupyter traffic to the proxy and the rest on."""
-
-    def __init__(self, proxy, rest) -> None:
-        self.proxy = proxy
-        self.rest = rest
-
-    async def __call__(self, scope, receive, send) -> None:
-        target = self.proxy if scope["path"].startswith(SESSION_PREFIX) else self.rest
-        await target(scope, receive, send)
-
-
-if find_spec("scheduling.routing"):
+from scheduling.proxy import application as session_proxy  # noqa: E402
+try:
     from scheduling.routing import websocket_urlpatterns
-else:
+except ModuleNotFoundError:
     websocket_urlpatterns = []
 
+# Both Django's and Channels' types know less than is true: a route leads to any ASGI application.
+route: Any = re_path
+
+# The proxy checks Origin itself, since sessions may have a host name of their own.
+sessions = route(r"^s/", AuthMiddlewareStack(session_proxy))
 live_updates = AllowedHostsOriginValidator(AuthMiddlewareStack(URLRouter(websocket_urlpatterns)))
 
-if find_spec("scheduling.proxy"):
-    from scheduling.proxy import application as proxy_application
-
-    proxy = AuthMiddlewareStack(proxy_application)
-    application = ProtocolTypeRouter(
-        {
-            "http": SessionRouter(proxy, django_application),
-            "websocket": SessionRouter(proxy, live_updates),
-        }
-    )
-else:
-    application = ProtocolTypeRouter({"http": django_application, "websocket": live_updates})
+application = ProtocolTypeRouter(
+    {
+        "http": URLRouter([sessions, route(r"", pages)]),
+        "websocket": URLRouter([sessions, route(r"", live_updates)]),
+    }
+)
