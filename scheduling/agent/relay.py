@@ -119,7 +119,7 @@ class _Relay:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         client = Client(scope, receive, send)
         if scope["type"] == "lifespan":
-            await self._live(client)
+            await self._forwarder.lifespan(client)
             return
         try:
             self._authenticate(scope)
@@ -130,15 +130,6 @@ class _Relay:
             await _say(client, 502, f"The session's server does not answer ({error}).")
         except ClientGoneError:
             log.debug("the web left before it was answered")
-
-    async def _live(self, client: Client) -> None:
-        while True:
-            message = await client.receive()
-            if message["type"] == "lifespan.shutdown":
-                await self._forwarder.aclose()
-                await client.send({"type": "lifespan.shutdown.complete"})
-                return
-            await client.send({"type": "lifespan.startup.complete"})
 
     def _authenticate(self, scope: Scope) -> None:
         given = get_header(scope["headers"], b"authorization") or b""

@@ -56,6 +56,16 @@ class HttpForwarder:
         for pool in pools.values():
             await pool.transport.aclose()
 
+    async def lifespan(self, client: Client) -> None:
+        """Serve the `lifespan` scope of an app that has nothing to close but these connections."""
+        while True:
+            message = await client.receive()
+            if message["type"] == "lifespan.shutdown":
+                await self.aclose()
+                await client.send({"type": "lifespan.shutdown.complete"})
+                return
+            await client.send({"type": "lifespan.startup.complete"})
+
     async def forward(
         self,
         client: Client,

@@ -1,0 +1,564 @@
+"""Jupyter behind Allot's address: who may pass, what passes, and that it ends when access does.
+
+Both hops are real servers; behind the relay is a real JupyterLab, or an upstream that says what it
+was sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from asgiref.sync import sync_to_async
+from django.conf import settings
+from django.contrib.sessions.models import Session
+from django.test import Client as Browser
+from django.utils import timezone
+from websockets.asyncio.client import connect
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+
+from projects.models import Membership, Project, Role, User, WorkloadKind
+from scheduling.agent.forward import SERVER_OPTIONS
+from scheduling.agent.relay import RELAY_SERVER_OPTIONS, SessionEndpoint, create_app
+from scheduling.models import Attempt, AttemptPhase, Node, Phase, Workload, Zone
+from scheduling.proxy import SessionProxy
+from scheduling.proxy.access import Refusal, SessionTarget, Why, find_session
+from scheduling.proxy.headers import confine_cookie
+from tests.jupyter import KERNEL_PROTOCOL, run_cell, running_jupyter
+from tests.serving import Host, TalkingUpstream, served
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+MIB = 2**20
+JUPYTER_WORKLOAD = uuid.UUID("6f0e3c1c-5a8d-4d55-9f3e-2b8f7c1d0a11")
+NAVIGATION = {"Accept": "text/html", "Sec-Fetch-Mode": "navigate"}
+
+
+# ---------------------------------------------------------------- the world
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("proxy")
+
+
+@pytest.fixture(scope="module")
+def upstream(folder: Path) -> Iterator[TalkingUpstream]:
+    app = TalkingUpstream()
+    with served(app, folder / "u.sock", **SERVER_OPTIONS):
+        yield app
+
+
+@pytest.fixture(scope="module")
+def host(folder: Path) -> Iterator[Host]:
+    host = Host()
+    with served(create_app(host), folder / "r.sock", **RELAY_SERVER_OPTIONS):
+        yield host
+
+
+@pytest.fixture(scope="module")
+def port() -> Iterator[int]:
+    """The web process, as far as sessions are concerned."""
+    app = SessionProxy(recheck_s=0.1)
+    with served(app, proxy_headers=False, **SERVER_OPTIONS) as port:
+        yield port
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """A running session, its owner, and the owner's browser."""
+
+    port: int
+    host: Host
+    owner: User
+    workload: Workload
+    attempt: Attempt
+    login: str
+
+    @property
+    def path(self) -> str:
+        return f"/s/{self.workload.pk}"
+
+    @property
+    def origin(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def browser(self, login: str | None = "", **headers: str) -> httpx.AsyncClient:
+        """A browser with the owner's login, another's, or none (None)."""
+        client = httpx.AsyncClient(base_url=self.origin, headers=headers, timeout=30)
+        if login is not None:
+            client.cookies.set(settings.SESSION_COOKIE_NAME, login or self.login)
+        return client
+
+    def open_socket(self, path: str = "/ws", login: str | None = "", **options: Any) -> connect:
+        headers = {}
+        if login is not None:
+            headers["Cookie"] = f"{settings.SESSION_COOKIE_NAME}={login or self.login}"
+        return connect(
+            f"ws://127.0.0.1:{self.port}{self.path}{path}",
+            **{
+                "origin": self.origin,
+                "additional_headers": headers,
+                "max_size": None,
+                "proxy": None,
+                **options,
+            },
+        )
+
+
+def log_in(user: User) -> str:
+    browser = Browser()
+    browser.force_login(user)
+    return browser.cookies[settings.SESSION_COOKIE_NAME].value
+
+
+def make_workload(owner: User, node: Node, **fields: Any) -> Workload:
+    now = timezone.now()
+    workload = Workload.objects.create(
+        **{
+            "name": "notebook",
+            "project": Project.objects.get(),
+            "owner": owner,
+            "kind": WorkloadKind.INTERACTIVE,
+            "cpu_milli": 1000,
+            "memory_mib": 512,
+            "is_preemptible": False,
+            "phase": Phase.RUNNING,
+            "phase_changed_at": now,
+            "submitted_at": now,
+            **fields,
+        }
+    )
+    workload.current = Attempt.objects.create(
+        workload=workload,
+        number=1,
+        node=node,
+        phase=AttemptPhase.RUNNING,
+        is_ready=True,
+        placed_at=now,
+    )
+    workload.save()
+    return workload
+
+
+@pytest.fixture
+def make_world(port: int, host: Host, folder: Path) -> Callable[..., World]:
+    def make(workload_id: uuid.UUID, endpoint: SessionEndpoint) -> World:
+        project = Project.objects.create(name="vision")
+        owner = User.objects.create_user("ann", password="ann")
+        Membership.objects.create(user=owner, project=project, role=Role.RESEARCHER)
+        zone = Zone.objects.create(
+            name="here", relay_url=f"unix:{folder / 'r.sock'}", relay_secret=host.secret
+        )
+        node = Node.objects.create(name="n1", zone=zone, cpu_milli=4000, memory_mib=8192)
+        workload = make_workload(owner, node, id=workload_id)
+        attempt = workload.current
+        assert attempt is not None
+        host.sessions[str(attempt.pk)] = endpoint
+        return World(port, host, owner, workload, attempt, log_in(owner))
+
+    return make
+
+
+@pytest.fixture
+def world(
+    make_world: Callable[..., World], upstream: TalkingUpstream, folder: Path
+) -> Iterator[World]:
+    yield make_world(uuid.uuid4(), SessionEndpoint(folder / "u.sock", "jupyters-token"))
+    upstream.extra_headers.clear()
+
+
+def header(seen: list[list[str]], name: str) -> list[str]:
+    return [value for key, value in seen if key == name]
+
+
+# ---------------------------------------------------------------- who may pass
+
+
+async def test_a_person_without_login_is_sent_to_it_and_back(world: World) -> None:
+    async with world.browser(login=None) as browser:
+        page = await browser.get(f"{world.path}/lab?reset", headers=NAVIGATION)
+        script = await browser.get(f"{world.path}/api/status")
+    assert page.status_code == 302
+    assert page.headers["Location"] == f"/accounts/login/?next={world.path}/lab%3Freset"
+    assert script.status_code == 401
+    assert script.headers["Content-Type"].startswith("text/plain")
+    with pytest.raises(InvalidStatus) as refused:
+        await world.open_socket(login=None)
+    assert refused.value.response.status_code == 401
+
+
+@pytest.mark.parametrize("login", ["", "made-up", "x" * 32])
+async def test_a_made_up_login_is_none(world: World, login: str) -> None:
+    async with world.browser(login=None) as browser:
+        browser.cookies.set(settings.SESSION_COOKIE_NAME, login)
+        assert (await browser.get(f"{world.path}/")).status_code == 401
+
+
+@pytest.mark.parametrize("is_superuser", [False, True])
+async def test_nobody_enters_anothers_session_admins_included(
+    world: World, is_superuser: bool
+) -> None:
+    def stranger() -> str:
+        user = User.objects.create_user("eve", is_superuser=is_superuser)
+        Membership.objects.create(user=user, project=world.workload.project, role=Role.MANAGER)
+        return log_in(user)
+
+    login = await sync_to_async(stranger)()
+    async with world.browser(login) as browser:
+        page = await browser.get(f"{world.path}/lab", headers=NAVIGATION)
+    assert page.status_code == 403
+    assert "<h1>This session is somebody else&#x27;s</h1>" in page.text
+    assert world.workload.name not in page.text
+    with pytest.raises(InvalidStatus) as refused:
+        await world.open_socket(login=login)
+    assert refused.value.response.status_code == 403
+
+
+async def test_what_is_no_session_is_not_found(world: World) -> None:
+    def training() -> uuid.UUID:
+        node = world.attempt.node
+        kind = WorkloadKind.TRAINING
+        return make_workload(world.owner, node, kind=kind, name="training").pk
+
+    training_id = await sync_to_async(training)()
+    async with world.browser() as browser:
+        for path in (f"/s/{uuid.uuid4()}/", f"/s/{training_id}/", "/s/", "/s/1/", "/s/../s/"):
+            assert (await browser.get(path)).status_code == 404, path
+
+
+@pytest.mark.parametrize("phase", [Phase.QUEUED, Phase.STARTING])
+async def test_a_session_that_is_not_ready_says_its_state_and_tries_again(
+    world: World, phase: Phase
+) -> None:
+    await Attempt.objects.filter(pk=world.attempt.pk).aupdate(is_ready=False)
+    await Workload.objects.filter(pk=world.workload.pk).aupdate(phase=phase)
+    async with world.browser() as browser:
+        page = await browser.get(f"{world.path}/lab", headers=NAVIGATION)
+        russian = await browser.get(
+            f"{world.path}/lab", headers={**NAVIGATION, "Accept-Language": "ru"}
+        )
+    assert page.status_code == 503
+    assert f"<h1>notebook: {phase.label}</h1>" in page.text
+    assert page.headers["Refresh"] == "3"
+    assert "<script" not in page.text
+    assert '<html lang="ru"' in russian.text
+
+
+async def test_a_session_that_has_ended_says_so_and_does_not_try_again(world: World) -> None:
+    await Workload.objects.filter(pk=world.workload.pk).aupdate(phase=Phase.STOPPED)
+    async with world.browser() as browser:
+        page = await browser.get(f"{world.path}/lab", headers=NAVIGATION)
+    assert (page.status_code, "Refresh" in page.headers) == (503, False)
+    assert "<h1>notebook: Stopped</h1>" in page.text
+
+
+@pytest.mark.parametrize("path", ["/../../wake", "/%2e%2e/x", "/a/./b", "/%2E%2e%2Fx"])
+async def test_a_path_that_climbs_is_refused(world: World, path: str) -> None:
+    async with world.browser() as browser:
+        request = browser.build_request(
+            "GET", "/", extensions={"target": f"{world.path}{path}".encode()}
+        )
+        assert (await browser.send(request)).status_code == 400
+
+
+async def test_another_host_name_is_refused(world: World) -> None:
+    async with world.browser(Host="evil.example") as browser:
+        assert (await browser.get(f"{world.path}/")).status_code == 400
+
+
+# ---------------------------------------------------------------- from where
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Origin": "OWN"}, 200),
+        ({"Origin": "http://evil.example"}, 403),
+        ({"Origin": "https://127.0.0.1"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Origin": "http://evil.example", "Sec-Fetch-Site": "same-origin"}, 403),
+        ({"Sec-Fetch-Site": "same-origin"}, 200),
+        ({"Sec-Fetch-Site": "same-site"}, 403),
+        ({"Sec-Fetch-Site": "none", "Referer": "OWN/lab"}, 403),
+        ({"Referer": "OWN/lab"}, 200),
+        ({"Referer": "http://evil.example/OWN/"}, 403),
+        ({}, 403),
+    ],
+)
+@pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE"])
+async def test_changes_are_taken_from_own_pages_only(
+    world: World, method: str, headers: dict[str, str], status: int
+) -> None:
+    headers = {name: value.replace("OWN", world.origin) for name, value in headers.items()}
+    async with world.browser() as browser:
+        response = await browser.request(method, f"{world.path}/echo", headers=headers)
+        assert response.status_code == status
+        assert (await browser.get(f"{world.path}/echo", headers=headers)).status_code == 200
+
+
+@pytest.mark.parametrize("origin", [None, "http://evil.example", "null", "http://127.0.0.1"])
+async def test_a_websocket_opens_from_own_pages_only(world: World, origin: str | None) -> None:
+    with pytest.raises(InvalidStatus) as refused:
+        await world.open_socket(origin=origin)
+    assert refused.value.response.status_code == 403
+    async with world.open_socket() as socket:
+        await socket.send("hello")
+        assert await socket.recv() == "hello"
+
+
+# ---------------------------------------------------------------- what passes
+
+
+async def test_allots_cookies_and_credentials_stay_with_allot(world: World) -> None:
+    secret = "another-copys-login"
+    async with world.browser() as browser:
+        for name in (settings.CSRF_COOKIE_NAME, settings.LANGUAGE_COOKIE_NAME, "messages"):
+            browser.cookies.set(name, "ours")
+        browser.cookies.set("allot_session_9999", secret)
+        browser.cookies.set("_xsrf", "2|jupyters")
+        response = await browser.get(
+            f"{world.path}/a%2Fb?x=%20y",
+            headers={
+                "Authorization": "Basic abc",
+                "X-Forwarded-For": "1.2.3.4",
+                "X-Forwarded-Host": "evil.example",
+                "Forwarded": "for=1.2.3.4",
+            },
+        )
+    seen = response.json()
+    assert seen["target"] == f"{world.path}/a%2Fb?x=%20y"
+    assert header(seen["headers"], "cookie") == ["_xsrf=2|jupyters"]
+    assert header(seen["headers"], "authorization") == ["token jupyters-token"]
+    assert header(seen["headers"], "host") == [f"127.0.0.1:{world.port}"]
+    assert header(seen["headers"], "x-forwarded-for") == ["127.0.0.1"]
+    assert header(seen["headers"], "x-forwarded-host") == [f"127.0.0.1:{world.port}"]
+    assert header(seen["headers"], "x-forwarded-proto") == ["http"]
+    assert header(seen["headers"], "forwarded") == []
+    for kept in (world.login, world.host.secret, secret):
+        assert kept not in response.text
+
+
+async def test_a_websockets_opening_carries_no_cookie_of_allots(world: World) -> None:
+    async with world.open_socket() as socket:
+        await socket.send("headers")
+        seen = json.loads(await socket.recv())
+    assert header(seen, "cookie") == []
+    assert header(seen, "authorization") == ["token jupyters-token"]
+
+
+async def test_an_answer_cannot_reach_beyond_its_session(
+    world: World, upstream: TalkingUpstream
+) -> None:
+    upstream.extra_headers += [
+        (b"set-cookie", b"_xsrf=2; expires=Tue, 01 Dec 2099 00:00:00 GMT; Path=/; HttpOnly"),
+        (b"set-cookie", f"{settings.SESSION_COOKIE_NAME}=stolen; Path=/".encode()),
+        (b"content-security-policy", b"frame-ancestors *; report-uri /x"),
+        (b"clear-site-data", b'"cookies"'),
+        (b"service-worker-allowed", b"/"),
+        (b"strict-transport-security", b"max-age=1"),
+        (b"x-own", b"kept"),
+    ]
+    async with world.browser() as browser:
+        response = await browser.get(f"{world.path}/echo")
+    assert response.headers.get_list("set-cookie") == [
+        f"_xsrf=2; expires=Tue, 01 Dec 2099 00:00:00 GMT; HttpOnly; Path={world.path}/"
+    ]
+    assert response.headers.get_list("content-security-policy") == [
+        "frame-ancestors *; report-uri /x",
+        "frame-ancestors 'self'",
+    ]
+    assert response.headers["x-own"] == "kept"
+    for name in ("clear-site-data", "service-worker-allowed", "strict-transport-security"):
+        assert name not in response.headers
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("a=1", "a=1; Path=/s/x/"),
+        ("a=1; path=/; DOMAIN=example.org; Secure", "a=1; Secure; Path=/s/x/"),
+        ("a=1; Path = /", "a=1; Path=/s/x/"),
+        ("a==; Max-Age=0", "a==; Max-Age=0; Path=/s/x/"),
+        (f" {settings.CSRF_COOKIE_NAME} =1", None),
+        ("messages=1", None),
+        ("allot_session_1=1", None),
+        (f"={settings.SESSION_COOKIE_NAME}=1", None),
+        ("nameless", None),
+        ("", None),
+    ],
+)
+def test_a_cookie_is_confined_or_dropped(given: str, expected: str | None) -> None:
+    assert confine_cookie(given, "/s/x/") == expected
+
+
+async def test_fifty_mebibytes_pass_each_way(world: World) -> None:
+    async def body() -> AsyncIterator[bytes]:
+        for number in range(50):
+            yield bytes([number]) * MIB
+
+    expected = hashlib.sha256(b"".join([bytes([number]) * MIB for number in range(50)]))
+    async with world.browser(Origin=world.origin) as browser:
+        seen = (await browser.put(f"{world.path}/echo", content=body())).json()
+        assert (seen["size"], seen["sha256"]) == (50 * MIB, expected.hexdigest())
+        size = 0
+        async with browser.stream("GET", f"{world.path}/download?50") as response:
+            async for chunk in response.aiter_raw():
+                size += len(chunk)
+    assert size == 50 * MIB
+
+
+async def test_a_large_message_and_the_way_it_closes_pass_both_hops(
+    world: World, upstream: TalkingUpstream
+) -> None:
+    async with world.open_socket(subprotocols=["a", KERNEL_PROTOCOL]) as socket:
+        assert socket.subprotocol == KERNEL_PROTOCOL
+        await socket.send(b"x" * (40 * MIB))
+        assert await socket.recv() == b"x" * (40 * MIB)
+        await socket.send("close 4321 ключ")
+        with pytest.raises(ConnectionClosed):
+            await socket.recv()
+        assert (socket.close_code, socket.close_reason) == (4321, "ключ")
+
+
+# ---------------------------------------------------------------- until access ends
+
+
+def give_away(world: World) -> None:
+    world.workload.owner = User.objects.create_user("eve")
+    world.workload.save()
+
+
+def log_out(world: World) -> None:
+    Session.objects.filter(pk=world.login).delete()
+
+
+def change_password(world: World) -> None:
+    world.owner.set_password("other")
+    world.owner.save()
+
+
+def deactivate(world: World) -> None:
+    User.objects.filter(pk=world.owner.pk).update(is_active=False)
+
+
+def leave_project(world: World) -> None:
+    Membership.objects.all().delete()
+
+
+def end(world: World) -> None:
+    Workload.objects.filter(pk=world.workload.pk).update(phase=Phase.COMPLETED)
+
+
+@pytest.mark.parametrize(
+    ("revoke", "code"),
+    [
+        (give_away, 4403),
+        (log_out, 4401),
+        (change_password, 4401),
+        (deactivate, 4401),
+        (leave_project, 4403),
+        (end, 4503),
+    ],
+)
+async def test_what_is_open_closes_when_access_ends(
+    world: World, upstream: TalkingUpstream, revoke: Callable[[World], None], code: int
+) -> None:
+    async with (
+        world.browser() as browser,
+        browser.stream("GET", f"{world.path}/hang") as stream,
+        world.open_socket() as socket,
+    ):
+        lines = stream.aiter_raw()
+        assert await anext(lines) == b"first\n"
+        await sync_to_async(revoke)(world)
+        with pytest.raises(ConnectionClosed):
+            await asyncio.wait_for(socket.recv(), 20)
+        assert socket.close_code == code
+        with pytest.raises(httpx.RemoteProtocolError):
+            await asyncio.wait_for(anext(lines), 20)
+    async with world.browser() as browser:
+        assert (await browser.get(f"{world.path}/")).status_code in {401, 403, 503}
+
+
+# ---------------------------------------------------------------- when something is away
+
+
+async def test_an_agent_that_is_away_is_said_in_words(world: World, folder: Path) -> None:
+    await Zone.objects.aupdate(relay_url=f"unix:{folder / 'nobody.sock'}")
+    async with world.browser() as browser:
+        page = await browser.get(f"{world.path}/lab", headers=NAVIGATION)
+        script = await browser.get(f"{world.path}/api")
+    assert (page.status_code, script.status_code) == (502, 502)
+    assert "<h1>The session does not answer</h1>" in page.text
+    assert script.text.startswith("The session does not answer.")
+    assert "Traceback" not in page.text + script.text
+    with pytest.raises(InvalidStatus) as refused:
+        await world.open_socket()
+    assert refused.value.response.status_code == 502
+
+
+async def test_an_agent_with_a_new_secret_is_reached_as_soon_as_it_is_known(
+    world: World,
+) -> None:
+    async with world.browser() as browser:
+        assert (await browser.get(f"{world.path}/echo")).status_code == 200
+        await Zone.objects.aupdate(relay_secret="old")
+        before, world.host.secret = world.host.secret, "new"
+        try:
+            assert (await browser.get(f"{world.path}/echo")).status_code == 502
+            await Zone.objects.aupdate(relay_secret="new")
+            assert (await browser.get(f"{world.path}/echo")).status_code == 200
+        finally:
+            world.host.secret = before
+
+
+def test_the_lookup_takes_a_fixed_number_of_queries(
+    world: World, django_assert_num_queries: Any
+) -> None:
+    # The login session, the person, the workload with its node's zone, the membership.
+    with django_assert_num_queries(4):
+        assert isinstance(find_session(world.login, world.workload.pk), SessionTarget)
+    assert find_session("none", world.workload.pk) == Refusal(Why.LOGIN)
+
+
+# ---------------------------------------------------------------- a real JupyterLab
+
+
+@pytest.fixture(scope="module")
+def jupyter(folder: Path) -> Iterator[SessionEndpoint]:
+    with running_jupyter(folder, f"/s/{JUPYTER_WORKLOAD}/", "a-random-token") as path:
+        yield SessionEndpoint(path, "a-random-token")
+
+
+async def test_jupyterlab_opens_and_runs_cells_under_both_subprotocols(
+    make_world: Callable[..., World], jupyter: SessionEndpoint
+) -> None:
+    world = await sync_to_async(make_world)(JUPYTER_WORKLOAD, jupyter)
+    async with world.browser(Origin=world.origin) as browser:
+        page = await browser.get(f"{world.path}/lab", headers=NAVIGATION)
+        assert page.status_code == 200
+        assert "<title>JupyterLab</title>" in page.text
+        assert jupyter.token not in str(page.url)
+        started = await browser.post(f"{world.path}/api/kernels", json={"name": "python3"})
+        assert started.status_code == 201, started.text
+        kernel = f"/api/kernels/{started.json()['id']}"
+        for offered in (None, [KERNEL_PROTOCOL]):
+            channels = world.open_socket(f"{kernel}/channels", subprotocols=offered)
+            async with channels as socket:
+                assert socket.subprotocol == (offered[0] if offered else None)
+                assert await run_cell(socket, "print(6 * 7)") == "42\n"
+        content = {"type": "file", "format": "text", "content": "x" * (20 * MIB)}
+        saved = await browser.put(f"{world.path}/api/contents/big.txt", json=content)
+        assert saved.status_code == 201
+        part = await browser.get(f"{world.path}/files/big.txt", headers={"Range": "bytes=0-9"})
+        assert (part.status_code, part.content) == (206, b"x" * 10)
+        assert (await browser.delete(f"{world.path}{kernel}")).status_code == 204
