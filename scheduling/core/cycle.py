@@ -1,0 +1,266 @@
+"""One cycle: a snapshot in, a plan out. Begin reading here.
+
+`plan` is the table of contents of the algorithm; each step lies in a module of its own. Nothing
+here reads a clock, a database or a random number: the same snapshot, policy and time give the same
+plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from scheduling.core import reasons
+from scheduling.core.admission import refusal
+from scheduling.core.consolidate import consolidate
+from scheduling.core.decisions import Decision, Evict, Hold, Move, Plan, Start
+from scheduling.core.demand import Item, Option
+from scheduling.core.ordering import Queue, workload_key
+from scheduling.core.preempt import PreemptVictims
+from scheduling.core.reclaim import ReclaimVictims, may_claim
+from scheduling.core.search import Effort, Found, search
+from scheduling.core.state import State
+from scheduling.core.types import Policy, Snapshot, Workload, WorkloadId
+
+ClaimRule = Callable[[State, Item, Option, Effort], Found | None]
+
+
+def plan(
+    snapshot: Snapshot,
+    policy: Policy,
+    now_s: float,
+    should_stop: Callable[[], bool] | None = None,
+) -> Plan:
+    """Decide what starts, what stops and why the rest waits.
+
+    Args:
+        snapshot: What there is.
+        policy: What an admin chose.
+        now_s: The time, on the clock of the snapshot's `started_s` and `not_before_s`.
+        should_stop: Asked between tries; True ends the search for victims early, and the reasons
+            say so.
+
+    Returns:
+        Evictions and moves in the order decided, then one start or hold for each workload with a
+        pending replica.
+
+    Raises:
+        SnapshotError: The snapshot contradicts itself.
+
+    Invariant: planning again on the result changes nothing.
+    """
+    # 1. Sums of what runs and waits; fair shares from the top of the tree down.
+    state = State(snapshot, policy, now_s, should_stop)
+    cycle = _Cycle(state)
+    # 2. Claimants whose held capacity has come free start.
+    cycle.start_claimants()
+    state.open()
+    # 3. Whatever fits into free capacity starts, in order of projects and workloads.
+    cycle.run(cycle.start_in_free_capacity)
+    # 4. Scattered free capacity is brought together by moving running work.
+    state.lift_shadows()
+    cycle.run(cycle.claim_by(_consolidate))
+    # 5. Projects below their share take back from those above.
+    cycle.run(cycle.claim_by(_reclaim))
+    # 6. Inside a project the higher priority takes from the lower.
+    cycle.run(cycle.claim_by(_preempt))
+    # 7. Say what was decided, and why the rest waits.
+    return cycle.conclude()
+
+
+def would_start(
+    snapshot: Snapshot, policy: Policy, now_s: float, workload: Workload
+) -> Start | Hold:
+    """What the next cycle would decide about a workload that is not there yet.
+
+    Returns:
+        Start, or Hold with the reason; its `victims` are those whose capacity would be freed for
+        it.
+    """
+    supposed = replace(snapshot, workloads=(*snapshot.workloads, workload))
+    for decision in plan(supposed, policy, now_s).decisions:
+        if decision.workload == workload.id and isinstance(decision, Start | Hold):
+            return decision
+    raise AssertionError("a workload with a pending replica has a Start or a Hold")
+
+
+def _consolidate(state: State, item: Item, option: Option, effort: Effort) -> Found | None:
+    return consolidate(state, item, option) if item.is_preemptible else None
+
+
+def _reclaim(state: State, item: Item, option: Option, effort: Effort) -> Found | None:
+    if not may_claim(item, option):
+        return None
+    return search(state, item, option, ReclaimVictims(state, item, option, effort), effort)
+
+
+def _preempt(state: State, item: Item, option: Option, effort: Effort) -> Found | None:
+    return search(state, item, option, PreemptVictims(state, item, option, effort), effort)
+
+
+class _Cycle:
+    """The steps of one cycle over its state."""
+
+    def __init__(self, state: State) -> None:
+        self.state = state
+        self._queue: Queue | None = None
+        self._waiting: list[Item] = [item for item in state.items if self._is_ready(item)]
+        self._hopeless: set[object] = set()
+        self._efforts: dict[str, Effort] = {}
+        self._claimants: list[Item] = []
+
+    def _is_ready(self, item: Item) -> bool:
+        not_before = item.workload.not_before_s
+        return bool(item.pending) and (not_before is None or not_before <= self.state.now_s)
+
+    def run(self, attempt: Callable[[Item], bool]) -> None:
+        """One pass over everything that still waits, in order."""
+        self._hopeless.clear()
+        self._waiting = [item for item in self._waiting if item.pending and not item.evicted]
+        self._queue = Queue(self.state.accounts, self._waiting)
+        self._queue.run(attempt)
+
+    # Step 2.
+
+    def start_claimants(self) -> None:
+        for item in sorted((i for i in self.state.items if i.held), key=workload_key):
+            self.state.start_held(item)
+
+    # Step 3.
+
+    def start_in_free_capacity(self, item: Item) -> bool:
+        """Start the workload's next replicas if they fit; whether more of them wait for another
+        turn.
+        """
+        count = item.num_next
+        if len(item.pending) < count:
+            return False
+        for option in item.options():
+            if not option.is_possible or self._is_hopeless(item, option, count):
+                continue
+            spots = self.state.find(item, option, count)
+            if spots is None:
+                self._hopeless.add((item.shape.number, option.number, count))
+                continue
+            self.state.start(item, spots)
+            return bool(item.pending)
+        return False
+
+    def _is_hopeless(self, item: Item, option: Option, count: int) -> bool:
+        """Whether the same was refused before: capacity and quota only shrink during this step."""
+        shape = (item.shape.number, option.number, count)
+        admission = (item.account.id, shape, item.is_preemptible)
+        if shape in self._hopeless or admission in self._hopeless:
+            return True
+        barrier = refusal(
+            item.account, option.amounts, is_preemptible=item.is_preemptible, count=count
+        )
+        if barrier is not None:
+            self._hopeless.add(admission)
+        return barrier is not None
+
+    # Steps 4 to 6.
+
+    def claim_by(self, rule: ClaimRule) -> Callable[[Item], bool]:
+        """An attempt to make room for a workload by one rule."""
+        name = rule.__name__.removeprefix("_")
+
+        def attempt(item: Item) -> bool:
+            count = item.num_next
+            if len(item.pending) < count:
+                return False
+            key = (item.account.id, item.shape.number, count, item.priority, item.is_preemptible)
+            if key in self._hopeless:
+                return False
+            effort = self._efforts.setdefault(item.id, Effort())
+            for option in item.options():
+                if not option.is_possible:
+                    continue
+                found = rule(self.state, item, option, effort)
+                if found is not None:
+                    self._settle(item, found, name)
+                    return bool(item.pending)
+            self._hopeless.add(key)
+            return False
+
+        return attempt
+
+    def _settle(self, item: Item, found: Found, rule: str) -> None:
+        """Victims leave; the claimant starts if its places are free already, else they are held for
+        it.
+        """
+        state = self.state
+        for victim in found.victims:
+            state.evict(victim, rule, item)
+            if victim.item not in item.waits_for:
+                item.waits_for.append(victim.item)
+            assert self._queue is not None
+            self._queue.refresh(victim.item.account)
+        if not item.held and state.is_free_now(found.spots, item.shape.ask):
+            state.start(item, found.spots)
+        else:
+            state.hold(item, found.spots)
+        self._hopeless.clear()
+
+    # Step 7.
+
+    def conclude(self) -> Plan:
+        state = self.state
+        waiting = reasons.Waiting(state)
+        decisions: list[Decision] = list(self._departures())
+        holds: list[Item] = []
+        for item in state.items:
+            new = {
+                placed.replica.id: placed.spot.placement(item.shape.ask)
+                for placed in item.running
+                if placed.is_new
+            }
+            held = {p.replica.id: p.spot.placement(item.shape.ask) for p in item.held}
+            victims = tuple(victim.id for victim in item.waits_for)
+            if new:
+                reason, is_borrowed = reasons.started(state, item)
+                decisions.append(Start(item.id, new, reason, is_borrowed, held, victims))
+            elif held or item.pending:
+                holds.append(item)
+                reason = waiting.reason(item, self._efforts.get(item.id))
+                decisions.append(Hold(item.id, reason, held, victims))
+        return Plan(tuple(decisions), state.accounts.numbers(), _positions(holds))
+
+    def _departures(self) -> Iterable[Decision]:
+        """Evictions, those of one workload for one claimant as one; then moves."""
+        merged: dict[tuple[WorkloadId, str, WorkloadId | None], Evict] = {}
+        for eviction in self.state.evictions:
+            item, claimant = eviction.victim.item, eviction.claimant
+            key = (item.id, eviction.rule, None if claimant is None else claimant.id)
+            replicas = tuple(placed.replica.id for placed in eviction.victim.replicas)
+            if eviction.rule == "consolidate":
+                continue
+            if key in merged:
+                merged[key] = replace(merged[key], replicas=merged[key].replicas + replicas)
+            else:
+                reason = reasons.evicted(self.state, eviction)
+                merged[key] = Evict(item.id, replicas, eviction.rule, key[2], reason)
+        yield from merged.values()
+        for eviction in self.state.evictions:
+            item, claimant = eviction.victim.item, eviction.claimant
+            if eviction.rule == "consolidate":
+                yield Move(
+                    item.id,
+                    dict(item.moved),
+                    None if claimant is None else claimant.id,
+                    reasons.moved(item, claimant),
+                )
+
+
+def _positions(holds: Iterable[Item]) -> dict[WorkloadId, tuple[int, int]]:
+    """Place of each waiting workload among those of its project and first choice of GPUs."""
+    queues: dict[tuple[str, int], list[Item]] = {}
+    for item in holds:
+        r = max((r for r, _ in item.shape.first), default=0)
+        queues.setdefault((item.account.id, 0 if r == 1 else r), []).append(item)
+    positions = {}
+    for queue in queues.values():
+        queue.sort(key=workload_key)
+        for i, item in enumerate(queue):
+            positions[item.id] = (i + 1, len(queue))
+    return positions

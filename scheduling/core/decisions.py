@@ -1,0 +1,117 @@
+"""What the scheduler answers: decisions, each with its reason, and the numbers behind them.
+
+A decision is recorded by `scheduling.services.apply_plan` in one transaction; nothing here acts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from scheduling.core.types import Placement, ProjectId, ReplicaId, ResourceKey, WorkloadId
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why: a code of `docs/scheduler.md`, the numbers compared (JSON values), a sentence made from
+    both.
+
+    `offers` are what the person could do: `{"id": "request_quota"}`, `{"id": "smaller",
+    "gpu_milli": 250}`,
+    `{"id": "choose_node_type", "node_type": "v100"}`, …
+    `per_node_type` has one entry per node type tried.
+    """
+
+    code: str
+    message: str
+    details: Mapping[str, object] = field(default_factory=dict)
+    offers: tuple[Mapping[str, object], ...] = ()
+    per_node_type: tuple[Mapping[str, object], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Start these replicas of a workload now, on capacity that is free.
+
+    `held` is capacity kept for others of its replicas while `victims` release it (usually none).
+    """
+
+    workload: WorkloadId
+    placements: Mapping[ReplicaId, Placement]
+    reason: Reason
+    is_borrowed: bool
+    held: Mapping[ReplicaId, Placement] = field(default_factory=dict)
+    victims: tuple[WorkloadId, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Evict:
+    """Checkpoint and stop these replicas; the workload returns to the queue at its old place.
+
+    `rule` is `reclaim` (claimant of another project), `preempt` (same project) or `stale_gang`.
+    """
+
+    workload: WorkloadId
+    replicas: tuple[ReplicaId, ...]
+    rule: str
+    claimant: WorkloadId | None
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Evict these replicas and place them again where given (consolidation)."""
+
+    workload: WorkloadId
+    placements: Mapping[ReplicaId, Placement]
+    claimant: WorkloadId | None
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """Wait. `held` is capacity kept for its replicas while victims release it (empty: none)."""
+
+    workload: WorkloadId
+    reason: Reason
+    held: Mapping[ReplicaId, Placement] = field(default_factory=dict)
+    victims: tuple[WorkloadId, ...] = ()
+
+
+Decision = Start | Evict | Move | Hold
+
+
+@dataclass(frozen=True, slots=True)
+class ProjectNumbers:
+    """A project's sums for one resource after the plan; what pages show.
+
+    Attributes:
+        fair_share: Of section 3; `requested` and `allocated` as summed up the tree.
+        non_preemptible: The part of `allocated` that must lie inside quota.
+    """
+
+    quota: int | None
+    limit: int | None
+    fair_share: int
+    requested: int
+    allocated: int
+    non_preemptible: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One cycle's output.
+
+    Attributes:
+        decisions: Evictions first, in the order they were decided. Exactly one Start or Hold for
+            each workload with a
+            pending replica.
+        numbers: Per project and resource.
+        queue_positions: Per waiting workload: 1-based place among those waiting for the same
+            project and first-choice
+            resource, and their number.
+    """
+
+    decisions: tuple[Decision, ...]
+    numbers: Mapping[ProjectId, Mapping[ResourceKey, ProjectNumbers]]
+    queue_positions: Mapping[WorkloadId, tuple[int, int]]

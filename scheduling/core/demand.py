@@ -1,0 +1,253 @@
+"""What workloads ask for, in the planner's own terms.
+
+Thousands of workloads ask for the same few things, so a `Shape` is made once per distinct request,
+with one `Option` per node type that could serve it, in the order in which they are tried. That two
+workloads have the same shape is also how the planner knows that it need not try the second when the
+first could not be placed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from scheduling.core.accounts import Account, Amounts, Resources
+from scheduling.core.ledger import Ask, Ledger, Pool, Spot
+from scheduling.core.types import (
+    Kind,
+    NodeName,
+    NodeTypeName,
+    Placement,
+    Replica,
+    ReplicaId,
+    ResourceKey,
+    Workload,
+)
+
+
+class Option:
+    """One node type that a shape may use.
+
+    Attributes:
+        pools: Ready nodes of that type; empty when none is ready.
+        amounts: What one replica counts for there; by memory, on the largest device.
+        is_possible: Whether one replica fits a node with nothing on it.
+    """
+
+    __slots__ = ("amounts", "by_pool", "is_possible", "node_type", "number", "pools")
+
+    def __init__(
+        self, number: int, node_type: NodeTypeName | None, pools: tuple[Pool, ...]
+    ) -> None:
+        self.number = number
+        self.node_type = node_type
+        self.pools = pools
+        self.by_pool: dict[Pool, Amounts] = {}
+        self.amounts: Amounts = ()
+        self.is_possible = False
+
+
+class Shape:
+    """A distinct request.
+
+    Attributes:
+        first: What a pending replica counts for: its first choice of node type.
+    """
+
+    __slots__ = ("ask", "avoided", "first", "is_interactive", "number", "options")
+
+    def __init__(self, number: int, ask: Ask, avoided: frozenset[NodeName], kind: Kind) -> None:
+        self.number = number
+        self.ask = ask
+        self.avoided = avoided
+        self.is_interactive = kind is Kind.INTERACTIVE
+        self.options: tuple[Option, ...] = ()
+        self.first: Amounts = ()
+
+
+class Placed:
+    """A replica that has its place: it runs, is being started, or has the place kept for it."""
+
+    __slots__ = ("amounts", "is_new", "replica", "spot")
+
+    def __init__(self, replica: Replica, spot: Spot, amounts: Amounts, *, is_new: bool) -> None:
+        self.replica = replica
+        self.spot = spot
+        self.amounts = amounts
+        self.is_new = is_new
+
+
+class Item:
+    """A workload under planning.
+
+    Attributes:
+        running: Placed replicas, those started in this cycle included, in starting order.
+        pending: Replicas without a place, in order of name.
+        held: Places kept while victims release them.
+    """
+
+    __slots__ = (
+        "account",
+        "evicted",
+        "held",
+        "id",
+        "is_preemptible",
+        "moved",
+        "num_succeeded",
+        "pending",
+        "priority",
+        "running",
+        "shape",
+        "submitted",
+        "waits_for",
+        "workload",
+    )
+
+    def __init__(self, workload: Workload, account: Account, shape: Shape) -> None:
+        self.workload = workload
+        self.id = workload.id
+        self.account = account
+        self.shape = shape
+        self.priority = workload.priority
+        self.submitted = workload.submitted
+        self.is_preemptible = workload.is_preemptible and workload.kind is not Kind.INTERACTIVE
+        self.running: list[Placed] = []
+        self.pending: list[Replica] = []
+        self.held: list[Placed] = []
+        self.evicted: list[Placed] = []
+        self.moved: dict[ReplicaId, Placement] = {}
+        self.waits_for: list[Item] = []
+        self.num_succeeded = 0
+
+    @property
+    def num_missing(self) -> int:
+        """Replicas still missing to the gang's minimum."""
+        there = len(self.running) + len(self.held) + self.num_succeeded
+        return max(0, self.workload.min_replicas - there)
+
+    @property
+    def num_next(self) -> int:
+        """Replicas to be placed in its next turn: the rest of the gang, then one at a time."""
+        return self.num_missing or 1
+
+    @property
+    def gang_state(self) -> int:
+        """0 below the minimum, 1 at it, 2 above."""
+        there = len(self.running) + len(self.held) + self.num_succeeded
+        minimum = self.workload.min_replicas
+        return 0 if there < minimum else 1 if there == minimum else 2
+
+    @property
+    def num_surplus(self) -> int:
+        """Running replicas that the gang could do without."""
+        return max(0, len(self.running) + self.num_succeeded - self.workload.min_replicas)
+
+    @property
+    def chosen_type(self) -> tuple[bool, NodeTypeName | None]:
+        """Whether replicas already tie the gang to a node type, and to which."""
+        for placed in (*self.running, *self.held):
+            return True, placed.spot.room.pool.node_type
+        return False, None
+
+    def options(self) -> Iterable[Option]:
+        """The node types to try: a gang keeps to one."""
+        is_tied, node_type = self.chosen_type
+        if not is_tied:
+            return self.shape.options
+        return [option for option in self.shape.options if option.node_type == node_type]
+
+
+class Shapes:
+    """All distinct requests of a snapshot."""
+
+    def __init__(self, ledger: Ledger, resources: Resources) -> None:
+        self._resources = resources
+        self._shapes: dict[object, Shape] = {}
+        self._by_type: dict[tuple[NodeTypeName | None, ResourceKey], list[Pool]] = {}
+        for pool in ledger.pools:
+            self._by_type.setdefault((pool.node_type, pool.gpu_key), []).append(pool)
+
+    def of(self, workload: Workload) -> Shape:
+        gpu = workload.gpu
+        key = (
+            gpu.num_devices,
+            gpu.milli_per_device,
+            gpu.memory_mib_per_device,
+            workload.cpu_milli,
+            workload.memory_mib,
+            workload.node_types,
+            workload.avoided_nodes,
+            workload.kind,
+        )
+        shape = self._shapes.get(key)
+        if shape is None:
+            ask = Ask(gpu, workload.cpu_milli, workload.memory_mib)
+            shape = Shape(len(self._shapes), ask, workload.avoided_nodes, workload.kind)
+            self._fill(shape, workload.node_types)
+            self._shapes[key] = shape
+        return shape
+
+    def amounts(self, shape: Shape, pool: Pool) -> Amounts:
+        """What one replica counts for on a node of this pool."""
+        ask = shape.ask
+        milli = ask.gpu.num_devices * ask.milli_per_device(pool.gpu_memory_mib)
+        return self._amounts(ask, pool.gpu_key, milli)
+
+    def _amounts(self, ask: Ask, gpu_key: ResourceKey, milli: int) -> Amounts:
+        pairs = ((0, ask.cpu_milli), (1, ask.memory_mib), (self._resources.number[gpu_key], milli))
+        return tuple((r, amount) for r, amount in pairs if amount)
+
+    def _fill(self, shape: Shape, node_types: tuple[NodeTypeName, ...] | None) -> None:
+        options: list[Option] = []
+        for kind in self._kinds(shape, node_types):
+            pools = self._by_type[kind]
+            if shape.ask.gpu.num_devices:
+                pools = [pool for pool in pools if pool.has_gpus]
+            ready = tuple(pool for pool in pools if pool.nodes)
+            option = Option(len(options), kind[0], ready)
+            option.by_pool = {pool: self.amounts(shape, pool) for pool in pools}
+            largest = max(pools, key=lambda pool: pool.gpu_memory_mib)
+            option.amounts = option.by_pool[largest]
+            option.is_possible = any(_could_fit(shape.ask, pool) for pool in ready)
+            options.append(option)
+        shape.options = tuple(options)
+        possible = next((option for option in options if option.is_possible), None)
+        if possible is not None or options:
+            shape.first = (possible or options[0]).amounts
+        else:
+            milli = shape.ask.gpu.num_devices * (shape.ask.gpu.milli_per_device or 0)
+            shape.first = self._amounts(shape.ask, self._guess_key(node_types), milli)
+
+    def _kinds(
+        self, shape: Shape, node_types: tuple[NodeTypeName, ...] | None
+    ) -> list[tuple[NodeTypeName | None, ResourceKey]]:
+        """Node types in the order of preference; without one, by name, those without GPUs first for
+        work that needs none."""
+        needs_gpu = shape.ask.gpu.num_devices > 0
+        has_gpus = {
+            kind: any(pool.has_gpus for pool in pools) for kind, pools in self._by_type.items()
+        }
+        kinds = [kind for kind in self._by_type if has_gpus[kind] or not needs_gpu]
+        if node_types is not None:
+            place = {node_type: i for i, node_type in enumerate(node_types)}
+            kinds = [kind for kind in kinds if kind[0] in place]
+            return sorted(kinds, key=lambda kind: (place[kind[0]], kind[1]) if kind[0] else (0, ""))
+        return sorted(
+            kinds, key=lambda kind: (has_gpus[kind] and not needs_gpu, kind[0] or "", kind[1])
+        )
+
+    def _guess_key(self, node_types: tuple[NodeTypeName, ...] | None) -> ResourceKey:
+        """The GPU key of a type of which no node is known: its own where quota names one."""
+        for node_type in node_types or ():
+            key = ResourceKey(f"gpu:{node_type}")
+            if key in self._resources.number:
+                return key
+        return self._resources.keys[2]
+
+
+def _could_fit(ask: Ask, pool: Pool) -> bool:
+    return (
+        ask.cpu_milli <= pool.max_cpu
+        and ask.memory_mib <= pool.max_memory
+        and ask.gpu.num_devices <= pool.max_devices
+        and ask.units_per_device(pool.gpu_memory_mib) <= pool.unit_capacity
+    )

@@ -1,0 +1,53 @@
+"""What may go wrong in the core, and who is to blame.
+
+    SchedulingError ├── InvalidWorkloadError     a request that no cluster could satisfy, whatever
+    is free ├── SnapshotError            the picture contradicts itself: a device given twice, a
+    project unknown ├── ScenarioError            a scenario file that cannot be read; names the JSON
+    path ├── LifecycleError           an event that cannot happen in this phase └── SolverError ├──
+    InfeasibleError      the model has no solution └── SolverTimeoutError   none was found in time
+
+That a workload has to wait is not an error: it is a `Hold` with a reason.
+"""
+
+from __future__ import annotations
+
+
+class SchedulingError(Exception):
+    """Anything the core refuses."""
+
+
+class InvalidWorkloadError(SchedulingError):
+    """A request that no cluster could satisfy, whatever is free."""
+
+
+class SnapshotError(SchedulingError):
+    """The picture contradicts itself, so no plan made from it could be trusted."""
+
+
+class ScenarioError(SchedulingError):
+    """A scenario file that cannot be read.
+
+    Attributes:
+        path: Where in the file, as a JSON path: `$[3].workloads[0].gpu_milli`.
+    """
+
+    def __init__(self, path: str, problem: str) -> None:
+        super().__init__(f"{path}: {problem}")
+        self.path = path
+        self.problem = problem
+
+
+class LifecycleError(SchedulingError):
+    """An event that cannot happen in this phase."""
+
+
+class SolverError(SchedulingError):
+    """An exact choice could not be made."""
+
+
+class InfeasibleError(SolverError):
+    """The model has no solution; names what cannot fit."""
+
+
+class SolverTimeoutError(SolverError):
+    """No solution was found within the time limit."""

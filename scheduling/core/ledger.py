@@ -1,0 +1,503 @@
+"""Free capacity of every node, indexed so that finding a place does not mean looking at all of
+them.
+
+Why it exists: a cycle tries thousands of placements and takes many of them back. So the ledger
+keeps, per pool of alike nodes, sorted lists from which the best node for a request can be read off,
+a journal of what was taken, and `with ledger.supposing():` for trials.
+
+Room on a device is counted in *units* of a thousandth of a MiB of it, so that a third of a device
+and 5 GiB of it add up exactly: a device has `1000 · gpu_memory_mib` of them, a thousandth is
+`gpu_memory_mib`, a MiB is 1000.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from scheduling.core.types import (
+    WHOLE_GPU_MILLI,
+    GpuRequest,
+    Node,
+    NodeName,
+    NodeTypeName,
+    Placement,
+    ResourceKey,
+)
+
+_RANK_BITS = 20  # a key is (how free << 20) | rank of the node's name: a million nodes
+_RANK_MASK = (1 << _RANK_BITS) - 1
+_NUM_CLASSES = 20  # classes of room on shared devices, each a twentieth of a device
+_NO_LIMIT = 1 << 40
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What one replica takes from a node."""
+
+    gpu: GpuRequest
+    cpu_milli: int
+    memory_mib: int
+
+    def units_per_device(self, gpu_memory_mib: int) -> int:
+        """Units of one device with this much memory; more than it has when it cannot fit."""
+        if self.gpu.memory_mib_per_device is not None:
+            return self.gpu.memory_mib_per_device * WHOLE_GPU_MILLI
+        return (self.gpu.milli_per_device or 0) * max(1, gpu_memory_mib)
+
+    def milli_per_device(self, gpu_memory_mib: int) -> int:
+        """Thousandths of one device, rounded up; what quota is charged."""
+        if self.gpu.memory_mib_per_device is not None:
+            asked = self.gpu.memory_mib_per_device * WHOLE_GPU_MILLI
+            return -(-asked // max(1, gpu_memory_mib))
+        return self.gpu.milli_per_device or 0
+
+
+class Pool:
+    """Nodes of one type with the same devices, and the indexes over them.
+
+    Every index is a sorted list of keys, best node first: fullest where the pool is packed,
+    emptiest where it is spread, then by name.
+    """
+
+    __slots__ = (
+        "by_cpu",
+        "by_shared",
+        "by_whole",
+        "free_cpu",
+        "free_memory",
+        "free_units",
+        "gpu_key",
+        "gpu_memory_mib",
+        "has_gpus",
+        "is_spread",
+        "max_cpu",
+        "max_devices",
+        "max_memory",
+        "node_type",
+        "nodes",
+        "unit_capacity",
+    )
+
+    def __init__(self, node: Node, *, is_spread: bool) -> None:
+        self.node_type: NodeTypeName | None = node.node_type
+        self.gpu_key: ResourceKey = node.gpu_key
+        self.gpu_memory_mib = node.gpu_memory_mib
+        self.unit_capacity = WHOLE_GPU_MILLI * max(1, node.gpu_memory_mib)
+        self.has_gpus = node.num_devices > 0
+        self.is_spread = is_spread
+        self.nodes: list[Room] = []
+        self.max_devices = 0
+        self.max_cpu = 0
+        self.max_memory = 0
+        self.free_units = 0
+        self.free_cpu = 0
+        self.free_memory = 0
+        self.by_whole: list[list[int]] = [[]]
+        self.by_shared: list[list[int]] = [[] for _ in range(_NUM_CLASSES)]
+        self.by_cpu: list[int] | None = None
+
+    def add(self, room: Room) -> None:
+        self.nodes.append(room)
+        node = room.node
+        self.max_devices = max(self.max_devices, node.num_devices)
+        self.max_cpu = max(self.max_cpu, node.cpu_milli)
+        self.max_memory = max(self.max_memory, node.memory_mib)
+        while len(self.by_whole) <= node.num_devices:
+            self.by_whole.append([])
+
+    def shared_class(self, units: int) -> int:
+        return min(_NUM_CLASSES - 1, units * _NUM_CLASSES // self.unit_capacity)
+
+
+class Room:
+    """What is free on one node."""
+
+    __slots__ = (
+        "cpu",
+        "cpu_index_key",
+        "devices",
+        "free",
+        "is_indexed",
+        "key",
+        "memory",
+        "node",
+        "pool",
+        "rank",
+        "shared",
+        "slots",
+        "whole",
+    )
+
+    def __init__(self, node: Node, rank: int, pool: Pool) -> None:
+        self.node = node
+        self.rank = rank
+        self.pool = pool
+        self.cpu = node.cpu_milli
+        self.memory = node.memory_mib
+        self.slots = _NO_LIMIT if node.max_replicas is None else node.max_replicas
+        self.devices = [pool.unit_capacity] * node.num_devices
+        self.free = pool.unit_capacity * node.num_devices
+        self.whole = node.num_devices
+        self.shared = 0  # the largest room on a device that somebody shares
+        self.key = 0
+        self.cpu_index_key = 0
+        self.is_indexed = False
+
+    def recount(self) -> None:
+        capacity = self.pool.unit_capacity
+        whole = shared = 0
+        for units in self.devices:
+            if units == capacity:
+                whole += 1
+            elif units > shared:
+                shared = units
+        self.whole = whole
+        self.shared = shared
+
+    def fits_beside_gpus(self, ask: Ask) -> bool:
+        return self.cpu >= ask.cpu_milli and self.memory >= ask.memory_mib and self.slots > 0
+
+    def choose_devices(self, units: int, count: int) -> tuple[int, ...] | None:
+        """The fullest shared devices that have room, then fresh ones; lowest number first."""
+        capacity = self.pool.unit_capacity
+        if units == capacity:
+            if self.whole < count:
+                return None
+            return tuple([i for i, free in enumerate(self.devices) if free == capacity][:count])
+        fitting = sorted((free, i) for i, free in enumerate(self.devices) if free >= units)
+        if len(fitting) < count:
+            return None
+        return tuple(sorted(i for _, i in fitting[:count]))
+
+
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """A place found: devices of a node and the units of each."""
+
+    room: Room
+    devices: tuple[int, ...]
+    units: int
+
+    def placement(self, ask: Ask) -> Placement:
+        return Placement(
+            node=self.room.node.name,
+            devices=self.devices,
+            milli_per_device=ask.milli_per_device(self.room.pool.gpu_memory_mib)
+            if self.devices
+            else 0,
+        )
+
+
+class Load:
+    """An amount of everything that a node has."""
+
+    __slots__ = ("cpu", "devices", "memory", "slots")
+
+    def __init__(self, num_devices: int) -> None:
+        self.cpu = 0
+        self.memory = 0
+        self.slots = 0
+        self.devices = [0] * num_devices
+
+    def add(self, spot: Spot, ask: Ask, sign: int = 1) -> None:
+        self.cpu += sign * ask.cpu_milli
+        self.memory += sign * ask.memory_mib
+        self.slots += sign
+        for device in spot.devices:
+            self.devices[device] += sign * spot.units
+
+
+class Ledger:
+    """Free capacity, with `take` and `give_back`, `mark` and `rewind`.
+
+    Invariant: after `rewind(mark)` everything is as it was at `mark`, indexes included.
+    """
+
+    def __init__(self, nodes: Iterable[Node], *, placement: Mapping[NodeTypeName, str]) -> None:
+        self.rooms: dict[NodeName, Room] = {}
+        self.pools: list[Pool] = []
+        self._ranked: list[Room] = []
+        self._journal: list[tuple[Spot, Ask, int]] = []
+        by_kind: dict[tuple[NodeTypeName | None, ResourceKey, int, bool], Pool] = {}
+        for rank, node in enumerate(sorted(nodes, key=lambda n: n.name)):
+            kind = (node.node_type, node.gpu_key, node.gpu_memory_mib, node.num_devices > 0)
+            pool = by_kind.get(kind)
+            if pool is None:
+                is_spread = node.node_type is not None and placement.get(node.node_type) == "spread"
+                pool = by_kind[kind] = Pool(node, is_spread=is_spread)
+                self.pools.append(pool)
+            room = Room(node, rank, pool)
+            self.rooms[node.name] = room
+            self._ranked.append(room)
+            if node.is_ready:
+                pool.add(room)
+
+    def index(self) -> None:
+        """Open the ready nodes for placement, once everything that runs has been taken."""
+        for room in self._ranked:
+            if not room.node.is_ready:
+                continue
+            pool = room.pool
+            pool.free_units += room.free
+            pool.free_cpu += room.cpu
+            pool.free_memory += room.memory
+            room.recount()
+            room.is_indexed = True
+            self._insert(room)
+
+    # Taking and giving back.
+
+    def mark(self) -> int:
+        return len(self._journal)
+
+    def take(self, spot: Spot, ask: Ask) -> None:
+        self._shift(spot, ask, 1)
+        self._journal.append((spot, ask, 1))
+
+    def give_back(self, spot: Spot, ask: Ask) -> None:
+        self._shift(spot, ask, -1)
+        self._journal.append((spot, ask, -1))
+
+    def rewind(self, mark: int) -> None:
+        while len(self._journal) > mark:
+            spot, ask, sign = self._journal.pop()
+            self._shift(spot, ask, -sign)
+
+    @contextmanager
+    def supposing(self) -> Iterator[Supposition]:
+        """Try something; all of it is undone at the end unless `keep()` was called."""
+        supposition = Supposition()
+        mark = self.mark()
+        try:
+            yield supposition
+        finally:
+            if not supposition.is_kept:
+                self.rewind(mark)
+
+    def spot_of(self, placement: Placement, ask: Ask) -> Spot:
+        """The spot that an existing placement takes."""
+        room = self.rooms[placement.node]
+        return Spot(room, placement.devices, ask.units_per_device(room.pool.gpu_memory_mib))
+
+    def shade(self, room: Room, shadow: Load, sign: int) -> None:
+        """Make capacity unavailable (1) or available again (-1), outside the journal."""
+        if room.is_indexed:
+            self._remove(room)
+        room.cpu -= sign * shadow.cpu
+        room.memory -= sign * shadow.memory
+        room.slots -= sign * shadow.slots
+        units = 0
+        for device, amount in enumerate(shadow.devices):
+            room.devices[device] -= sign * amount
+            units += sign * amount
+        room.free -= units
+        room.recount()
+        if room.is_indexed:
+            pool = room.pool
+            pool.free_cpu -= sign * shadow.cpu
+            pool.free_memory -= sign * shadow.memory
+            pool.free_units -= units
+            self._insert(room)
+
+    # Looking.
+
+    def find(
+        self,
+        ask: Ask,
+        pools: Sequence[Pool],
+        avoided: frozenset[NodeName] = frozenset(),
+        *,
+        is_packed: bool = False,
+    ) -> Spot | None:
+        """The best place for one replica in these pools, or None.
+
+        Args:
+            ask: What it takes.
+            pools: Of one node type.
+            avoided: Nodes not to be used.
+            is_packed: Pack even where the pool is spread (interactive work, which can never be
+                moved).
+
+        Cost: a few list look-ups; more only where a node has GPUs but no CPU or memory left.
+        """
+        if ask.gpu.num_devices == 0:
+            return self._find_without_gpu(ask, pools, avoided)
+        found: tuple[int, int, Room] | None = None
+        for pool in pools:
+            units = ask.units_per_device(pool.gpu_memory_mib)
+            if units > pool.unit_capacity or ask.gpu.num_devices > pool.max_devices:
+                continue
+            is_partial_several = ask.gpu.num_devices > 1 and units < pool.unit_capacity
+            if is_partial_several or (pool.is_spread and is_packed):
+                candidate = _scan(pool, ask, units, avoided)
+            else:
+                candidate = self._look_up(pool, ask, units, avoided)
+            if candidate is not None and (found is None or candidate[:2] < found[:2]):
+                found = candidate
+        if found is None:
+            return None
+        room = found[2]
+        units = ask.units_per_device(room.pool.gpu_memory_mib)
+        devices = room.choose_devices(units, ask.gpu.num_devices)
+        assert devices is not None
+        return Spot(room, devices, units)
+
+    def find_on(self, room: Room, ask: Ask) -> Spot | None:
+        """A place on this very node, or None."""
+        if not room.is_indexed or not room.fits_beside_gpus(ask):
+            return None
+        if ask.gpu.num_devices == 0:
+            return Spot(room, (), 0)
+        units = ask.units_per_device(room.pool.gpu_memory_mib)
+        if units > room.pool.unit_capacity:
+            return None
+        devices = room.choose_devices(units, ask.gpu.num_devices)
+        return None if devices is None else Spot(room, devices, units)
+
+    # Inside.
+
+    def _look_up(
+        self, pool: Pool, ask: Ask, units: int, avoided: frozenset[NodeName]
+    ) -> tuple[int, int, Room] | None:
+        if units < pool.unit_capacity:
+            classes = pool.by_shared[pool.shared_class(units) :]
+            key = self._best(classes, ask, avoided, units)
+            if key is not None:
+                return 0, key, self._ranked[key & _RANK_MASK]
+        key = self._best(pool.by_whole[ask.gpu.num_devices :], ask, avoided, 0)
+        return None if key is None else (1, key, self._ranked[key & _RANK_MASK])
+
+    def _best(
+        self, buckets: Sequence[list[int]], ask: Ask, avoided: frozenset[NodeName], shared: int
+    ) -> int | None:
+        """The smallest key of a node with room beside the GPUs and this much on a shared device."""
+        best: int | None = None
+        for bucket in buckets:
+            for key in bucket:
+                if best is not None and key >= best:
+                    break
+                room = self._ranked[key & _RANK_MASK]
+                if room.shared >= shared and _is_usable(room, ask, avoided):
+                    best = key
+                    break
+        return best
+
+    def _find_without_gpu(
+        self, ask: Ask, pools: Sequence[Pool], avoided: frozenset[NodeName]
+    ) -> Spot | None:
+        best: tuple[bool, int, Room] | None = None
+        for pool in pools:
+            if pool.by_cpu is None:
+                pool.by_cpu = sorted(_cpu_key(room) for room in pool.nodes)
+                for room in pool.nodes:
+                    room.cpu_index_key = _cpu_key(room)
+            start = 0 if pool.is_spread else bisect_left(pool.by_cpu, ask.cpu_milli << _RANK_BITS)
+            for position in range(start, len(pool.by_cpu)):
+                key = pool.by_cpu[position]
+                if best is not None and (pool.has_gpus, key) >= best[:2]:
+                    break
+                room = self._ranked[key & _RANK_MASK]
+                if _is_usable(room, ask, avoided):
+                    best = (pool.has_gpus, key, room)
+                    break
+        return None if best is None else Spot(best[2], (), 0)
+
+    def _shift(self, spot: Spot, ask: Ask, sign: int) -> None:
+        room = spot.room
+        is_indexed = room.is_indexed
+        if is_indexed:
+            self._remove(room)
+        cpu, memory = ask.cpu_milli * sign, ask.memory_mib * sign
+        room.cpu -= cpu
+        room.memory -= memory
+        room.slots -= sign
+        units = spot.units * sign
+        if spot.devices:
+            for device in spot.devices:
+                room.devices[device] -= units
+            room.free -= units * len(spot.devices)
+        if is_indexed:
+            pool = room.pool
+            pool.free_cpu -= cpu
+            pool.free_memory -= memory
+            if spot.devices:
+                pool.free_units -= units * len(spot.devices)
+                room.recount()
+            self._insert(room)
+
+    def _insert(self, room: Room) -> None:
+        pool = room.pool
+        if pool.has_gpus:
+            free = room.free
+            if pool.is_spread:
+                free = pool.unit_capacity * room.node.num_devices - free
+            key = room.key = (free << _RANK_BITS) | room.rank
+            if room.whole:
+                insort(pool.by_whole[room.whole], key)
+            if room.shared:
+                insort(pool.by_shared[pool.shared_class(room.shared)], key)
+        if pool.by_cpu is not None:
+            room.cpu_index_key = _cpu_key(room)
+            insort(pool.by_cpu, room.cpu_index_key)
+
+    def _remove(self, room: Room) -> None:
+        pool = room.pool
+        if pool.has_gpus:
+            if room.whole:
+                bucket = pool.by_whole[room.whole]
+                del bucket[bisect_left(bucket, room.key)]
+            if room.shared:
+                bucket = pool.by_shared[pool.shared_class(room.shared)]
+                del bucket[bisect_left(bucket, room.key)]
+        if pool.by_cpu is not None:
+            del pool.by_cpu[bisect_left(pool.by_cpu, room.cpu_index_key)]
+
+
+class Supposition:
+    """Handle of a trial; `keep()` makes it stay."""
+
+    __slots__ = ("is_kept",)
+
+    def __init__(self) -> None:
+        self.is_kept = False
+
+    def keep(self) -> None:
+        self.is_kept = True
+
+
+def _is_usable(room: Room, ask: Ask, avoided: frozenset[NodeName]) -> bool:
+    return (
+        room.cpu >= ask.cpu_milli
+        and room.memory >= ask.memory_mib
+        and room.slots > 0
+        and (not avoided or room.node.name not in avoided)
+    )
+
+
+def _cpu_key(room: Room) -> int:
+    cpu = max(0, room.cpu)
+    if room.pool.is_spread:
+        cpu = max(0, room.node.cpu_milli - cpu)
+    return (cpu << _RANK_BITS) | room.rank
+
+
+def _scan(
+    pool: Pool, ask: Ask, units: int, avoided: frozenset[NodeName]
+) -> tuple[int, int, Room] | None:
+    """Look at every node: for the few requests that no index serves."""
+    best: tuple[int, int, Room] | None = None
+    count = ask.gpu.num_devices
+    for room in pool.nodes:
+        if not _is_usable(room, ask, avoided):
+            continue
+        shared = sum(1 for free in room.devices if units <= free < pool.unit_capacity)
+        if shared + room.whole < count:
+            continue
+        fresh = max(0, count - shared) if units < pool.unit_capacity else 0
+        candidate = (fresh, (room.free << _RANK_BITS) | room.rank, room)
+        if best is None or candidate[:2] < best[:2]:
+            best = candidate
+    return best

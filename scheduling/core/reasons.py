@@ -1,0 +1,470 @@
+"""Reasons: a code, the numbers compared, and a sentence made from both, for everything the planner
+decides.
+
+Codes and their numbers are listed in `docs/scheduler.md`. The sentences are English; pages
+translate by code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from scheduling.core.accounts import Account, Amounts
+from scheduling.core.admission import Bound, Refusal, is_within_quota, is_within_share, refusal
+from scheduling.core.decisions import Reason
+from scheduling.core.demand import Item, Option
+from scheduling.core.ledger import Pool
+from scheduling.core.search import Effort
+from scheduling.core.state import Eviction, State
+from scheduling.core.types import ResourceKey
+
+Details = dict[str, object]
+Offer = Mapping[str, object]
+
+
+def gpus(milli: int) -> str:
+    """Thousandths as people read them: 1500 is 1.5, 333 is 0.333."""
+    return f"{milli / 1000:.3f}".rstrip("0").rstrip(".")
+
+
+def quantity(state: State, r: int, amount: int | None) -> str:
+    """An amount of a resource in words."""
+    if amount is None:
+        return "unlimited"
+    if r == 0:
+        return f"{gpus(amount)} cores"
+    if r == 1:
+        return f"{amount / 1024:.1f}".rstrip("0").rstrip(".") + " GiB"
+    return f"{gpus(amount)} GPU"
+
+
+def unit_suffix(r: int) -> str:
+    """The unit in the names of numbers."""
+    return ("cpu_milli", "memory_mib")[r] if r < 2 else "gpu_milli"
+
+
+def main_resource(amounts: Amounts) -> int:
+    """The resource that a request is told by: its GPUs if it has any, else CPU."""
+    return max((r for r, _ in amounts), default=0) if amounts else 0
+
+
+# Starting.
+
+
+def started(state: State, item: Item) -> tuple[Reason, bool]:
+    """Why a workload starts, and whether its project borrows for it."""
+    amounts = item.running[-1].amounts
+    r = main_resource(amounts)
+    if r == 1:
+        r = 0
+    account = item.account
+    is_borrowed = any(account.is_above_quota(q) for q, _ in amounts)
+    asked = dict(amounts).get(r, 0) * sum(1 for placed in item.running if placed.is_new)
+    details: Details = {
+        "resource": state.resources.keys[r],
+        "requested": asked,
+        "allocated": account.allocated[r],
+        "quota": account.quota[r],
+        "fair_share": account.fair[r],
+    }
+    have = f"{account.id} now holds {quantity(state, r, account.allocated[r])}"
+    quota = quantity(state, r, account.quota[r])
+    if is_borrowed:
+        return Reason(
+            "started_borrowing",
+            f"{have} of {quota} quota: the rest is borrowed until its owner asks.",
+            details,
+        ), True
+    return Reason("started_in_quota", f"{have} of {quota} quota.", details), False
+
+
+# Stopping.
+
+
+def evicted(state: State, eviction: Eviction) -> Reason:
+    """Why a workload stops, who gains, and what was compared."""
+    victim, claimant = eviction.victim, eviction.claimant
+    numbers = dict(victim.numbers)
+    if claimant is not None:
+        numbers["claimant"] = claimant.id
+        numbers["claimant_project"] = claimant.account.id
+    cost = victim.item.workload.eviction_cost
+    if cost is not None:
+        numbers["checkpoint_age_s"] = cost.lost_progress_s
+    if eviction.rule == "preempt":
+        message = (
+            f"Gives way to {numbers['claimant']} of the same project, whose priority"
+            f" {numbers['claimant_priority']} is above {numbers['victim_priority']}."
+        )
+        return Reason("preempted", message, numbers)
+    r = state.resources.number[_key(numbers["resource"])]
+
+    def told(name: str) -> str:
+        return quantity(state, r, _amount(numbers, name))
+
+    message = (
+        f"Gives way to {numbers['claimant']} of {numbers['claimant_project']}:"
+        f" {numbers['victim_side']} held {told('victim_allocated')},"
+        f" {told('victim_borrowed')} beyond its quota of {told('victim_quota')},"
+        f" with a fair share of {told('victim_share')};"
+        f" {numbers['claimant_side']} held {told('claimant_allocated')}"
+        f" of {told('claimant_quota')} quota and asked for {told('claimant_requested')}."
+    )
+    return Reason("reclaimed", message, numbers)
+
+
+def moved(item: Item, claimant: Item | None) -> Reason:
+    """Why a workload is moved."""
+    who = "another workload" if claimant is None else claimant.id
+    return Reason(
+        "moved",
+        f"Moves so that scattered free capacity becomes usable for {who}.",
+        {
+            "claimant": None if claimant is None else claimant.id,
+            "from": sorted({placed.spot.room.node.name for placed in item.evicted}),
+            "to": sorted({placement.node for placement in item.moved.values()}),
+        },
+    )
+
+
+def _key(value: object) -> ResourceKey:
+    assert isinstance(value, str)
+    return ResourceKey(value)
+
+
+def _amount(numbers: Mapping[str, object], name: str) -> int | None:
+    value = numbers[name]
+    assert value is None or isinstance(value, int)
+    return value
+
+
+# Waiting.
+
+
+class Waiting:
+    """Makes the reasons of everything that waits at the end of a cycle; alike workloads share
+    one.
+    """
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._cache: dict[object, Reason] = {}
+        self._blocks: dict[Pool, int] = {}
+
+    def reason(self, item: Item, effort: Effort | None) -> Reason:
+        """Why this workload waits: the first barrier that a person could do something about."""
+        state = self._state
+        not_before = item.workload.not_before_s
+        if not_before is not None and not_before > state.now_s:
+            return _not_yet(item, not_before, state.now_s)
+        if item.held:
+            return self._awaiting_release(item)
+        key = (
+            item.account.id,
+            item.shape.number,
+            item.num_next,
+            item.is_preemptible,
+            item.chosen_type,
+            None if effort is None else (effort.protected_until, effort.was_cut_short),
+        )
+        reason = self._cache.get(key)
+        if reason is None:
+            reason = self._cache[key] = self._barrier(item, effort or Effort())
+        return reason
+
+    def _barrier(self, item: Item, effort: Effort) -> Reason:
+        options = list(item.options())
+        entries = tuple(self._entry(item, option) for option in options)
+        if not any(option.pools for option in options):
+            return self._offline(item, entries)
+        barriers = [self._refusal(item, option) for option in options]
+        first = barriers[0]
+        if first is not None and None not in barriers:
+            return self._refused(item, first, entries)
+        allowed = [o for o, barrier in zip(options, barriers, strict=True) if barrier is None]
+        if not any(option.is_possible for option in allowed):
+            return self._no_fit(item, allowed[0], entries)
+        option = next(option for option in allowed if option.is_possible)
+        if effort.protected_until is not None:
+            return self._protected(effort.protected_until, entries)
+        if effort.was_cut_short:
+            return Reason(
+                "search_cut_short",
+                f"The search for room was cut short after {effort.num_tried} tries;"
+                " it goes on in the next cycle.",
+                {"tried": effort.num_tried},
+                per_node_type=entries,
+            )
+        is_in_share = any(is_within_share(item.account, o.amounts, item.num_next) for o in allowed)
+        if not is_in_share and not self._is_scattered(item, option):
+            return self._over_share(item, option, entries)
+        promised = self._overpromised(item, option)
+        if promised is not None:
+            return promised
+        if item.num_next > 1:
+            return self._gang(item, option, entries)
+        return self._no_fit(item, option, entries)
+
+    def _refusal(self, item: Item, option: Option) -> Refusal | None:
+        return refusal(
+            item.account,
+            option.amounts,
+            is_preemptible=item.is_preemptible,
+            count=item.num_next,
+        )
+
+    def _awaiting_release(self, item: Item) -> Reason:
+        state = self._state
+        coming = sum(amount for placed in item.held for r, amount in placed.amounts if r >= 2)
+        victims = [victim.id for victim in item.waits_for]
+        deadline_s = state.policy.hold_deadline_s
+        who = f" by {', '.join(victims)}" if victims else ""
+        what = f"{gpus(coming)} GPU" if coming else "room"
+        return Reason(
+            "awaiting_release",
+            f"{what} kept for it is being freed{who}, within {deadline_s:.0f} s.",
+            {"victims": victims, "gpu_milli": coming, "deadline_s": deadline_s},
+        )
+
+    def _offline(self, item: Item, entries: tuple[Details, ...]) -> Reason:
+        wanted = item.workload.node_types
+        names = ", ".join(wanted) if wanted else "any node type"
+        return Reason(
+            "node_type_offline",
+            f"No node is online of {names}.",
+            {"node_types": list(wanted or ())},
+            ({"id": "notify_admin"},),
+            entries,
+        )
+
+    def _refused(self, item: Item, barrier: Refusal, entries: tuple[Details, ...]) -> Reason:
+        state, r, level = self._state, barrier.r, barrier.level
+        details: Details = {
+            "resource": state.resources.keys[r],
+            "level": level.id,
+            f"requested_{unit_suffix(r)}": barrier.requested,
+            f"used_{unit_suffix(r)}": barrier.used,
+        }
+        used, allowed = quantity(state, r, barrier.used), quantity(state, r, barrier.allowed)
+        asked = quantity(state, r, barrier.requested)
+        other_types = _other_types(item)
+        if barrier.bound is Bound.LIMIT:
+            details[f"limit_{unit_suffix(r)}"] = barrier.allowed
+            message = (
+                f"{level.id} holds {used} and may never hold more than {allowed}; {asked} asked."
+            )
+            return Reason("over_limit", message, details, other_types, entries)
+        details[f"quota_{unit_suffix(r)}"] = barrier.allowed
+        message = (
+            f"{level.id}: {used} of {allowed} quota in use by work that is never stopped;"
+            f" {asked} asked."
+        )
+        offers: list[Offer] = []
+        left = barrier.allowed - barrier.used
+        if r >= 2 and left > 0 and item.num_next == 1 and item.shape.ask.gpu.num_devices == 1:
+            offers.append({"id": "smaller", "gpu_milli": left})
+        offers += other_types
+        offers += [{"id": "stop_own"}, {"id": "request_quota"}]
+        if not item.shape.is_interactive:
+            offers.append({"id": "make_preemptible"})
+        return Reason("interactive_over_quota", message, details, tuple(offers), entries)
+
+    def _protected(self, until_s: float, entries: tuple[Details, ...]) -> Reason:
+        seconds = max(0.0, until_s - self._state.now_s)
+        return Reason(
+            "in_min_runtime",
+            f"Those who could give way may run {seconds:.0f} s more.",
+            {"until_s": until_s},
+            per_node_type=entries,
+        )
+
+    def _over_share(self, item: Item, option: Option, entries: tuple[Details, ...]) -> Reason:
+        state, account = self._state, item.account
+        count = item.num_next
+        r, amount = next(
+            (r, amount)
+            for r, amount in option.amounts
+            if account.allocated[r] + amount * count > account.fair[r]
+        )
+        details: Details = {
+            "resource": state.resources.keys[r],
+            "requested": amount * count,
+            "allocated": account.allocated[r],
+            "quota": account.quota[r],
+            "fair_share": account.fair[r],
+            "largest_over_ratio_elsewhere": _largest_ratio(state, account, r),
+        }
+        message = (
+            f"{account.id} holds {quantity(state, r, account.allocated[r])}; with"
+            f" {quantity(state, r, amount * count)} more it would pass its fair share of"
+            f" {quantity(state, r, account.fair[r])}, and nothing is idle that it could borrow."
+        )
+        return Reason(
+            "over_share", message, details, ({"id": "request_quota"}, *_other_types(item)), entries
+        )
+
+    def _overpromised(self, item: Item, option: Option) -> Reason | None:
+        """Quotas add up to more than there is, so that being within quota does not help."""
+        state = self._state
+        if not is_within_quota(item.account, option.amounts, item.num_next):
+            return None
+        for r, _ in option.amounts:
+            quotas = [root.quota[r] for root in state.accounts.roots]
+            promised = sum(quota for quota in quotas if quota is not None)
+            have = state.resources.capacity[r]
+            if r >= 2 and promised > have:
+                return Reason(
+                    "quota_exceeds_capacity",
+                    f"{quantity(state, r, promised)} are promised,"
+                    f" {quantity(state, r, have)} are there.",
+                    {
+                        "resource": state.resources.keys[r],
+                        "promised": promised,
+                        "capacity": have,
+                    },
+                    ({"id": "notify_admin"},),
+                    (self._entry(item, option),),
+                )
+        return None
+
+    def _gang(self, item: Item, option: Option, entries: tuple[Details, ...]) -> Reason:
+        fitting = self._num_fitting(item, option)
+        minimum = item.workload.min_replicas
+        ready = minimum - item.num_missing + fitting
+        return Reason(
+            "gang_incomplete",
+            f"{ready} of {minimum} replicas fit; they start together or not at all.",
+            {"placeable": ready, "minimum": minimum},
+            ({"id": "fewer_replicas"},),
+            entries,
+        )
+
+    def _num_fitting(self, item: Item, option: Option) -> int:
+        state, fitting = self._state, 0
+        with state.ledger.supposing():
+            while fitting < item.num_next and state.find(item, option, 1) is not None:
+                fitting += 1
+        return fitting
+
+    def _no_fit(self, item: Item, option: Option, entries: tuple[Details, ...]) -> Reason:
+        entry = self._entry(item, option)
+        name = option.node_type or "the cluster"
+        ask = item.shape.ask
+        free, block = entry["free_gpu_milli"], entry["largest_free_gpu_milli"]
+        assert isinstance(free, int)
+        assert isinstance(block, int)
+        asked = dict(option.amounts).get(_gpu_number(option.amounts), 0)
+        offers = list(_other_types(item))
+        if not option.is_possible:
+            message = f"{name}: no node is large enough, even with nothing on it."
+        elif ask.gpu.num_devices == 0:
+            message = (
+                f"{name}: no node has {gpus(ask.cpu_milli)} cores and"
+                f" {quantity(self._state, 1, ask.memory_mib)} free."
+            )
+        elif free < asked * item.num_next:
+            message = f"{name}: {gpus(asked * item.num_next)} GPU asked, {gpus(free)} free."
+        elif block < asked:
+            message = f"{name}: {gpus(free)} GPU free, but at most {gpus(block)} together."
+        else:
+            message = (
+                f"{name}: {gpus(free)} GPU free, but no node has the CPU and memory beside them."
+            )
+        if 0 < block < asked:
+            offers.append({"id": "smaller", "gpu_milli": block})
+        return Reason("no_fit", message, entry, tuple(offers), entries)
+
+    def _entry(self, item: Item, option: Option) -> Details:
+        """The numbers of one node type."""
+        asked = dict(option.amounts).get(_gpu_number(option.amounts), 0)
+        free = sum(pool.free_units * 1000 // pool.unit_capacity for pool in option.pools)
+        block = max((self._block(pool) for pool in option.pools), default=0)
+        entry: Details = {
+            "node_type": option.node_type,
+            "nodes": sum(len(pool.nodes) for pool in option.pools),
+            "requested_gpu_milli": asked,
+            "free_gpu_milli": free,
+            "largest_free_gpu_milli": block,
+            "free_cpu_milli": sum(pool.free_cpu for pool in option.pools),
+            "free_memory_mib": sum(pool.free_memory for pool in option.pools),
+        }
+        barrier = self._refusal(item, option)
+        if barrier is not None:
+            entry["code"] = str(barrier.bound)
+        elif not option.pools:
+            entry["code"] = "node_type_offline"
+        else:
+            entry["code"] = "no_fit"
+            entry["constraint"] = _constraint(option, asked, block)
+        return entry
+
+    def _block(self, pool: Pool) -> int:
+        """The largest free piece on one node: whole devices, or part of one."""
+        block = self._blocks.get(pool)
+        if block is None:
+            whole = max((i for i, bucket in enumerate(pool.by_whole) if bucket), default=0)
+            shared = 0
+            if not whole:
+                shared = max((room.shared for room in pool.nodes), default=0)
+            block = self._blocks[pool] = whole * 1000 or shared * 1000 // pool.unit_capacity
+        return block
+
+    def _is_scattered(self, item: Item, option: Option) -> bool:
+        """Enough is free in all, but not together."""
+        asked = dict(option.amounts)
+        r = _gpu_number(option.amounts)
+        free = sum(pool.free_units * 1000 // pool.unit_capacity for pool in option.pools)
+        return r in asked and free >= asked[r] * item.num_next
+
+
+def _constraint(option: Option, asked: int, block: int) -> str:
+    if not option.is_possible:
+        return "node_size"
+    return "gpu" if asked > block else "cpu_or_memory"
+
+
+def _gpu_number(amounts: Amounts) -> int:
+    return max((r for r, _ in amounts), default=0)
+
+
+def _other_types(item: Item) -> tuple[Offer, ...]:
+    """Node types of the shape beyond the first, as offers."""
+    return tuple(
+        {"id": "choose_node_type", "node_type": option.node_type}
+        for option in item.shape.options[1:]
+        if option.node_type is not None
+    )
+
+
+def _largest_ratio(state: State, account: Account, r: int) -> float | None:
+    """The largest finite over-ratio of any other project; None where nobody borrows."""
+    ratios: Iterable[float] = (
+        other.over_ratio(r)
+        for other in state.accounts.by_id.values()
+        if other is not account and not other.children
+    )
+    largest = max((ratio for ratio in ratios if ratio != float("inf")), default=0.0)
+    return round(largest, 3) or None
+
+
+def _not_yet(item: Item, not_before_s: float, now_s: float) -> Reason:
+    workload = item.workload
+    if not workload.failures:
+        return Reason(
+            "start_after",
+            f"Starts in {not_before_s - now_s:.0f} s at the earliest, as its owner asked.",
+            {"until_s": not_before_s},
+            ({"id": "edit_start_after"},),
+        )
+    error = f": {workload.last_error}" if workload.last_error else ""
+    return Reason(
+        "backing_off",
+        f"Its start failed {workload.failures} times;"
+        f" again in {not_before_s - now_s:.0f} s{error}.",
+        {
+            "until_s": not_before_s,
+            "attempts": workload.failures,
+            "last_error": workload.last_error,
+        },
+        ({"id": "retry"},),
+    )

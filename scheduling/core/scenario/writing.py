@@ -1,0 +1,149 @@
+"""Writing a captured cycle as a scenario file, so that a decision can be sent on and replayed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from scheduling.core.scenario.reading import FORMAT
+from scheduling.core.types import (
+    CPU,
+    MEMORY,
+    UNCOUNTED,
+    WHOLE_GPU_MILLI,
+    Node,
+    Placement,
+    Policy,
+    Project,
+    Replica,
+    ResourceKey,
+    Share,
+    Snapshot,
+    Workload,
+)
+
+Json = dict[str, object]
+
+
+def export_scenario(
+    snapshot: Snapshot, policy: Policy, now_s: float, *, scenario_id: str, about: str = ""
+) -> Json:
+    """The file of a cycle: `load_scenario` gives back a snapshot with the same plan."""
+    file: Json = {"format": FORMAT, "id": scenario_id}
+    if about:
+        file["about"] = about
+    file["now_s"] = now_s
+    file["policy"] = _policy(policy)
+    file["nodes"] = [_node(node) for node in snapshot.nodes]
+    file["projects"] = [_project(project) for project in snapshot.projects]
+    file["workloads"] = [_workload(workload) for workload in snapshot.workloads]
+    return file
+
+
+def _policy(policy: Policy) -> Json:
+    return {
+        "min_runtime_s": dict(policy.min_runtime_s),
+        "placement": dict(policy.placement),
+        "max_victims": policy.max_victims,
+        "consolidation_max_moves": policy.consolidation_max_moves,
+        "hold_deadline_s": policy.hold_deadline_s,
+    }
+
+
+def _node(node: Node) -> Json:
+    entry: Json = {
+        "name": node.name,
+        "gpus": node.num_devices,
+        "gpu_memory_mib": node.gpu_memory_mib,
+        "cpu_milli": node.cpu_milli,
+        "memory_mib": node.memory_mib,
+        "gpu_key": node.gpu_key,
+        "max_replicas": node.max_replicas,
+        "node_type": node.node_type,
+        "ready": node.is_ready,
+    }
+    if node.labels:
+        entry["labels"] = dict(node.labels)
+    return entry
+
+
+def _project(project: Project) -> Json:
+    gpu = ResourceKey("gpu")
+    by_key = {key: share for key, share in project.shares.items() if key not in (CPU, MEMORY)}
+    entry: Json = {
+        "name": project.id,
+        "parent": project.parent,
+        "priority": project.priority,
+        "created": project.created,
+        "gpu_milli": _share(by_key.get(gpu, Share())),
+        "cpu_milli": _share(project.shares.get(CPU, UNCOUNTED)),
+        "memory_mib": _share(project.shares.get(MEMORY, UNCOUNTED)),
+    }
+    if set(by_key) != {gpu}:
+        entry["gpu_milli_by_key"] = {key: _share(share) for key, share in by_key.items()}
+    return entry
+
+
+def _share(share: Share) -> Json:
+    return {"quota": share.quota, "limit": share.limit, "weight": share.weight}
+
+
+def _workload(workload: Workload) -> Json:
+    gpu = workload.gpu
+    milli, count = gpu.milli_per_device, gpu.num_devices
+    if count == 0:
+        milli, count = 0, 1
+    elif milli == WHOLE_GPU_MILLI:
+        milli, count = WHOLE_GPU_MILLI * count, 1
+    entry: Json = {
+        "name": workload.id,
+        "project": workload.project,
+        "kind": workload.kind.value,
+        "priority": workload.priority,
+        "preemptible": workload.is_preemptible,
+        "submitted": workload.submitted,
+        "gpu_milli": milli,
+        "gpu_memory_mib": gpu.memory_mib_per_device,
+        "num_devices": count,
+        "cpu_milli": workload.cpu_milli,
+        "memory_mib": workload.memory_mib,
+        "min_replicas": workload.min_replicas,
+        "node_types": None if workload.node_types is None else list(workload.node_types),
+        "replicas": [_replica(replica) for replica in workload.replicas],
+    }
+    entry |= _history(workload)
+    return entry
+
+
+def _history(workload: Workload) -> Mapping[str, object]:
+    """The optional fields: only what differs from a fresh workload."""
+    entry: Json = {}
+    if workload.not_before_s is not None:
+        entry["not_before_s"] = workload.not_before_s
+    if workload.failures:
+        entry["failures"] = workload.failures
+    if workload.last_error:
+        entry["last_error"] = workload.last_error
+    if workload.avoided_nodes:
+        entry["avoided_nodes"] = sorted(workload.avoided_nodes)
+    if workload.eviction_cost is not None:
+        entry["eviction_cost"] = {
+            "save_s": workload.eviction_cost.save_s,
+            "restore_s": workload.eviction_cost.restore_s,
+            "lost_progress_s": workload.eviction_cost.lost_progress_s,
+        }
+    return entry
+
+
+def _replica(replica: Replica) -> Json:
+    entry: Json = {"name": replica.id, "state": replica.state.value}
+    if replica.placement is not None:
+        entry |= _place(replica.placement)
+    if replica.held is not None:
+        entry["held"] = _place(replica.held)
+    if replica.started_s:
+        entry["started_s"] = replica.started_s
+    return entry
+
+
+def _place(placement: Placement) -> Json:
+    return {"node": placement.node, "devices": list(placement.devices)}

@@ -1,0 +1,164 @@
+"""Finding the fewest victims for a claimant: try it in memory, look, take it back.
+
+One victim after another is supposed gone, in the order that the rule (`reclaim`, `preempt`) gives,
+until the claimant really fits, devices and limits included. Then the victims are walked back and
+each that is not needed returns. Nothing is kept unless the claimant fits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from scheduling.core.admission import refusal
+from scheduling.core.demand import Item, Option
+from scheduling.core.ledger import Spot
+from scheduling.core.state import State, Victim
+
+
+class VictimSource(Protocol):
+    """Hands out victims by one rule, judging each just before its removal."""
+
+    def pick(self) -> Victim | None:
+        """The next victim, not yet removed; None when nobody else may lose."""
+
+    def is_legal(self, victims: list[Victim]) -> bool:
+        """Whether this set, with all its members removed now, could have been picked in this
+        order.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Victims that make room, removed in the state; places for the claimant, taken in the
+    ledger.
+    """
+
+    victims: list[Victim]
+    spots: list[Spot]
+
+
+@dataclass(slots=True)
+class Effort:
+    """What one claimant's search came to.
+
+    Attributes:
+        protected_until: Earliest end of a minimum runtime that kept somebody from being a victim.
+        was_cut_short: The bound on victims or on time was reached.
+    """
+
+    num_tried: int = 0
+    protected_until: float | None = None
+    was_cut_short: bool = False
+
+
+def search(
+    state: State, item: Item, option: Option, source: VictimSource, effort: Effort
+) -> Found | None:
+    """The victims needed to place an item's next replicas, or None with the state unchanged.
+
+    Args:
+        state: Changed only if something is found.
+        item: The claimant.
+        option: The node type to place it on.
+        source: Who may lose, in order.
+        effort: Told how the search went.
+
+    Cost: a placement test per victim, at most `Policy.max_victims`; as many again for the walk
+    back.
+    """
+    count = item.num_next
+    victims: list[Victim] = []
+    spots = _try(state, item, option, count)
+    while spots is None:
+        victim = None
+        if len(victims) >= state.policy.max_victims or state.should_stop():
+            effort.was_cut_short = True
+        else:
+            victim = source.pick()
+        if victim is None:
+            for removed in reversed(victims):
+                state.put_back(removed)
+            return None
+        state.remove(victim)
+        victims.append(victim)
+        effort.num_tried += 1
+        spots = _try(state, item, option, count)
+    if victims:
+        victims, spots = _walk_back(state, item, option, source, victims, spots)
+    return Found(victims, spots)
+
+
+def _try(state: State, item: Item, option: Option, count: int) -> list[Spot] | None:
+    """Places for the claimant as things stand, taken in the ledger, if limits and quota allow it
+    too.
+    """
+    barrier = refusal(item.account, option.amounts, is_preemptible=item.is_preemptible, count=count)
+    return None if barrier else state.find(item, option, count)
+
+
+def _walk_back(
+    state: State,
+    item: Item,
+    option: Option,
+    source: VictimSource,
+    victims: list[Victim],
+    spots: list[Spot],
+) -> tuple[list[Victim], list[Spot]]:
+    """Return each victim the claimant can do without, first picked first, re-checking the whole
+    remaining set.
+
+    The last one picked is needed by construction. Replicas of one workload leave in reverse of
+    their starting order, so they return last picked first, and once one of them is needed the ones
+    before it stay out as well.
+    """
+    count = item.num_next
+    needed = list(victims)
+    fixed = {victims[-1].item.id}
+    for victim in _return_order(victims):
+        if victim.item.id in fixed:
+            continue
+        for spot in spots:
+            state.ledger.give_back(spot, item.shape.ask)
+        state.put_back(victim)
+        rest = [other for other in needed if other is not victim]
+        again = _try(state, item, option, count) if source.is_legal(rest) else None
+        if again is None:
+            fixed.add(victim.item.id)
+            state.remove(victim)
+            again = _try(state, item, option, count)
+            assert again is not None
+        else:
+            needed = rest
+        spots = again
+    return needed, spots
+
+
+def _return_order(victims: list[Victim]) -> list[Victim]:
+    """First picked first, but the victims of one workload together, last picked first."""
+    by_item: dict[str, list[Victim]] = {}
+    for victim in victims:
+        by_item.setdefault(victim.item.id, []).append(victim)
+    order: list[Victim] = []
+    for group in by_item.values():
+        order.extend(reversed(group))
+    return order
+
+
+def is_useful(state: State, item: Item, option: Option, victim: Victim, effort: Effort) -> bool:
+    """Whether a victim is past its minimum runtime and lies where the claimant could go."""
+    until = state.protected_until(victim.item)
+    if until > state.now_s:
+        if effort.protected_until is None or until < effort.protected_until:
+            effort.protected_until = until
+        return False
+    pools = option.pools
+    for placed in victim.replicas:
+        room = placed.spot.room
+        if (
+            room.pool in pools
+            and room.node.name not in item.shape.avoided
+            and state.could_host(room, item.shape.ask)
+        ):
+            return True
+    return False

@@ -1,0 +1,405 @@
+"""The working copy of a snapshot during one cycle.
+
+What runs on the nodes has two faces. *Promised* is what the plan has given away: running replicas,
+those started now, and capacity held for claimants. *Present* is what is really there: running
+replicas and victims that have not left yet. A replica may start only where both leave room; a
+claimant may be promised what victims still occupy. The ledger holds the promised side; `_leaving`
+and `_held` per node tell the difference to the present one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from scheduling.core.accounts import Accounts, Amounts, Resources
+from scheduling.core.admission import refusal
+from scheduling.core.demand import Item, Option, Placed, Shape, Shapes
+from scheduling.core.errors import SnapshotError
+from scheduling.core.ledger import Ask, Ledger, Load, Room, Spot
+from scheduling.core.ordering import victim_key
+from scheduling.core.types import (
+    NodeName,
+    Placement,
+    Policy,
+    ProjectId,
+    Replica,
+    ReplicaState,
+    Snapshot,
+    Workload,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Victim:
+    """Replicas of one workload that would stop together: one surplus replica, or all that run.
+
+    Attributes:
+        numbers: What was compared when it was chosen.
+    """
+
+    item: Item
+    replicas: tuple[Placed, ...]
+    numbers: dict[str, object] = field(default_factory=dict, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Eviction:
+    """A victim that really stops, for whom, by which rule."""
+
+    victim: Victim
+    rule: str
+    claimant: Item | None
+
+
+class State:
+    """Nodes, projects and workloads, with everything decided so far taken into account."""
+
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        policy: Policy,
+        now_s: float,
+        should_stop: Callable[[], bool] | None = None,
+    ) -> None:
+        self.policy = policy
+        self.now_s = now_s
+        self.should_stop = should_stop or _never
+        self.resources = Resources(snapshot.nodes, snapshot.projects)
+        self.accounts = Accounts(snapshot.projects, self.resources)
+        self.ledger = Ledger(snapshot.nodes, placement=policy.placement)
+        self.shapes = Shapes(self.ledger, self.resources)
+        self.items: list[Item] = []
+        self.evictions: list[Eviction] = []
+        self._leaving: dict[NodeName, Load] = {}
+        self._held: dict[NodeName, Load] = {}
+        self._shadows: list[tuple[Room, Load]] = []
+        self._victims: dict[ProjectId, list[Item]] | None = None
+        self._on_node: dict[NodeName, list[tuple[Item, Placed]]] | None = None
+        self._kept_places: list[tuple[Item, Replica, Placement]] = []
+        for workload in sorted(snapshot.workloads, key=lambda w: w.id):
+            self._add(workload)
+        self._keep_places()
+        self.accounts.settle_shares()
+
+    # Building.
+
+    def _add(self, workload: Workload) -> None:
+        account = self.accounts.by_id.get(workload.project)
+        if account is None:
+            raise SnapshotError(
+                f"workload {workload.id!r} names the project {workload.project!r},"
+                " which is not there"
+            )
+        shape = self.shapes.of(workload)
+        item = Item(workload, account, shape)
+        self.items.append(item)
+        for replica in workload.replicas:
+            self._add_replica(item, replica)
+        if len(item.running) > 1:
+            item.running.sort(
+                key=lambda placed: (placed.replica.started_s, *_name_key(placed.replica))
+            )
+        if len(item.pending) > 1:
+            item.pending.sort(key=_name_key)
+
+    def _add_replica(self, item: Item, replica: Replica) -> None:
+        if replica.state is ReplicaState.SUCCEEDED:
+            item.num_succeeded += 1
+            return
+        if replica.state is ReplicaState.RUNNING:
+            self._add_running(item, replica)
+            return
+        self.accounts.request(item.account, item.shape.first)
+        if replica.state is ReplicaState.RELEASING:
+            self._add_leaving(item, replica)
+        else:
+            item.pending.append(replica)
+        if replica.held is not None:
+            self._kept_places.append((item, replica, replica.held))
+
+    def _spot(self, item: Item, placement: Placement | None) -> Spot:
+        if placement is None:
+            raise SnapshotError(f"a replica of workload {item.id!r} runs nowhere")
+        room = self.ledger.rooms.get(placement.node)
+        if room is None:
+            raise SnapshotError(
+                f"workload {item.id!r} is on node {placement.node!r}, which is not there"
+            )
+        if any(device >= len(room.devices) for device in placement.devices):
+            raise SnapshotError(
+                f"workload {item.id!r} is on a device that node {placement.node!r} does not have"
+            )
+        return self.ledger.spot_of(placement, item.shape.ask)
+
+    def _add_running(self, item: Item, replica: Replica) -> None:
+        spot = self._spot(item, replica.placement)
+        self.ledger.take(spot, item.shape.ask)
+        amounts = self.amounts(item.shape, spot)
+        item.running.append(Placed(replica, spot, amounts, is_new=False))
+        self.accounts.charge(item.account, amounts, 1, is_preemptible=item.is_preemptible)
+        self.accounts.request(item.account, amounts)
+
+    def _add_leaving(self, item: Item, replica: Replica) -> None:
+        spot = self._spot(item, replica.placement)
+        self._load(self._leaving, spot.room).add(spot, item.shape.ask)
+
+    def _keep_places(self) -> None:
+        """Keep what was held for claimants, where it still is theirs to have."""
+        self._kept_places.sort(
+            key=lambda kept: (-kept[0].priority, kept[0].submitted, kept[0].id, _name_key(kept[1]))
+        )
+        for item, replica, placement in self._kept_places:
+            not_before = item.workload.not_before_s
+            room = self.ledger.rooms.get(placement.node)
+            if room is None or not room.node.is_ready or placement.node in item.shape.avoided:
+                continue
+            if not_before is not None and not_before > self.now_s:
+                continue
+            spot = self._spot(item, placement)
+            if not _fits(room, spot, item.shape.ask):
+                continue
+            amounts = self.amounts(item.shape, spot)
+            if refusal(item.account, amounts, is_preemptible=item.is_preemptible) is None:
+                self.ledger.take(spot, item.shape.ask)
+                self._keep(item, replica, spot, amounts)
+
+    def _keep(self, item: Item, replica: Replica, spot: Spot, amounts: Amounts) -> None:
+        """Keep a place for a pending replica, or for one that is being moved to it."""
+        if replica.state is ReplicaState.PENDING:
+            item.pending.remove(replica)
+            self._promise(item, replica, spot, amounts)
+        else:
+            self._load(self._held, spot.room).add(spot, item.shape.ask)
+            self._charge(item, amounts, 1)
+
+    def open(self) -> None:
+        """Open the nodes for placement; what is promised to nobody but still occupied stays
+        hidden.
+        """
+        for name, leaving in self._leaving.items():
+            room = self.ledger.rooms[name]
+            held = self._held.get(name) or Load(len(room.devices))
+            shadow = Load(len(room.devices))
+            shadow.cpu = max(0, leaving.cpu - held.cpu)
+            shadow.memory = max(0, leaving.memory - held.memory)
+            shadow.slots = max(0, leaving.slots - held.slots)
+            shadow.devices = [
+                max(0, mine - other)
+                for mine, other in zip(leaving.devices, held.devices, strict=True)
+            ]
+            self._shadows.append((room, shadow))
+            self.ledger.shade(room, shadow, 1)
+        self.ledger.index()
+
+    def lift_shadows(self) -> None:
+        """From here on, what victims still occupy may be promised to claimants."""
+        for room, shadow in self._shadows:
+            self.ledger.shade(room, shadow, -1)
+        self._shadows.clear()
+
+    def _load(self, loads: dict[NodeName, Load], room: Room) -> Load:
+        load = loads.get(room.node.name)
+        if load is None:
+            load = loads[room.node.name] = Load(len(room.devices))
+        return load
+
+    # Placing.
+
+    def amounts(self, shape: Shape, spot: Spot) -> Amounts:
+        """What one replica of this shape counts for at this spot."""
+        pool = spot.room.pool
+        for option in shape.options:
+            amounts = option.by_pool.get(pool)
+            if amounts is not None:
+                return amounts
+        return self.shapes.amounts(shape, pool)
+
+    def find(self, item: Item, option: Option, count: int) -> list[Spot] | None:
+        """Places for `count` replicas, taken in the ledger; None, and nothing taken, if not all
+        fit.
+        """
+        shape, spots = item.shape, list[Spot]()
+        mark = self.ledger.mark()
+        for _ in range(count):
+            spot = self.ledger.find(
+                shape.ask, option.pools, shape.avoided, is_packed=shape.is_interactive
+            )
+            if spot is None:
+                self.ledger.rewind(mark)
+                return None
+            self.ledger.take(spot, shape.ask)
+            spots.append(spot)
+        return spots
+
+    def start(self, item: Item, spots: Sequence[Spot]) -> None:
+        """Give the next pending replicas these places, already taken in the ledger."""
+        for spot in spots:
+            replica = item.pending.pop(0)
+            amounts = self.amounts(item.shape, spot)
+            item.running.append(Placed(replica, spot, amounts, is_new=True))
+            self._charge(item, amounts, 1)
+
+    def hold(self, item: Item, spots: Sequence[Spot]) -> None:
+        """Keep these places, already taken in the ledger, for the next pending replicas."""
+        for spot in spots:
+            self._promise(item, item.pending.pop(0), spot, self.amounts(item.shape, spot))
+
+    def _promise(self, item: Item, replica: Replica, spot: Spot, amounts: Amounts) -> None:
+        item.held.append(Placed(replica, spot, amounts, is_new=True))
+        self._load(self._held, spot.room).add(spot, item.shape.ask)
+        self._charge(item, amounts, 1)
+
+    def start_held(self, item: Item) -> bool:
+        """Start a claimant if all its held places are free by now. Before `open` only."""
+        ask = item.shape.ask
+        if not self.is_free_now([placed.spot for placed in item.held], ask, is_held=True):
+            return False
+        for placed in item.held:
+            self._load(self._held, placed.spot.room).add(placed.spot, ask, -1)
+        item.running.extend(item.held)
+        item.held.clear()
+        return True
+
+    def is_free_now(self, spots: Sequence[Spot], ask: Ask, *, is_held: bool = False) -> bool:
+        """Whether places taken in the ledger are free at present, too.
+
+        Present room is promised room, plus what is only held, minus what has not left yet.
+        """
+        for name in {spot.room.node.name for spot in spots} & self._leaving.keys():
+            room, leaving = self.ledger.rooms[name], self._leaving[name]
+            spare = Load(len(room.devices))
+            if name in self._held:
+                held = self._held[name]
+                spare.cpu, spare.memory, spare.slots = held.cpu, held.memory, held.slots
+                spare.devices = held.devices.copy()
+            if is_held:
+                for spot in spots:
+                    if spot.room is room:
+                        spare.add(spot, ask, -1)
+            if (
+                room.cpu + spare.cpu < leaving.cpu
+                or room.memory + spare.memory < leaving.memory
+                or room.slots + spare.slots < leaving.slots
+                or any(
+                    room.devices[i] + spare.devices[i] < leaving.devices[i]
+                    for spot in spots
+                    if spot.room is room
+                    for i in spot.devices
+                )
+            ):
+                return False
+        return True
+
+    def _charge(self, item: Item, amounts: Amounts, sign: int) -> None:
+        self.accounts.charge(item.account, amounts, sign, is_preemptible=item.is_preemptible)
+
+    # Evicting.
+
+    def remove(self, victim: Victim) -> None:
+        """Suppose that a victim is gone; `put_back` undoes it."""
+        item = victim.item
+        for placed in victim.replicas:
+            self.ledger.give_back(placed.spot, item.shape.ask)
+            item.running.remove(placed)
+            self._charge(item, placed.amounts, -1)
+
+    def put_back(self, victim: Victim) -> None:
+        item = victim.item
+        for placed in victim.replicas:
+            self.ledger.take(placed.spot, item.shape.ask)
+            item.running.append(placed)
+            self._charge(item, placed.amounts, 1)
+        item.running.sort(
+            key=lambda placed: (placed.is_new, placed.replica.started_s, *_name_key(placed.replica))
+        )
+
+    def evict(self, victim: Victim, rule: str, claimant: Item | None) -> None:
+        """A removed victim really stops: what ran leaves, what was only planned is planned no
+        more.
+        """
+        item = victim.item
+        leaving = tuple(placed for placed in victim.replicas if not placed.is_new)
+        for placed in victim.replicas:
+            if placed.is_new:
+                item.pending.append(placed.replica)
+            else:
+                self._load(self._leaving, placed.spot.room).add(placed.spot, item.shape.ask)
+                item.evicted.append(placed)
+        item.pending.sort(key=_name_key)
+        if leaving:
+            kept = Victim(item, leaving, victim.numbers)
+            self.evictions.append(Eviction(kept, rule, claimant))
+
+    def next_victim(self, item: Item) -> Victim | None:
+        """What this workload would give up next: a surplus replica, or else everything."""
+        if not item.running:
+            return None
+        if item.num_surplus:
+            return Victim(item, (item.running[-1],))
+        return Victim(item, tuple(item.running))
+
+    def victims_by_project(self) -> dict[ProjectId, list[Item]]:
+        """Preemptible workloads that run or are to start, per project, first victim first."""
+        if self._victims is None:
+            self._victims = {}
+            for item in self.items:
+                if item.is_preemptible and item.running:
+                    self._victims.setdefault(item.account.id, []).append(item)
+            for items in self._victims.values():
+                items.sort(key=victim_key)
+        return self._victims
+
+    def protected_until(self, item: Item) -> float:
+        """When the minimum runtime of what runs ends; minus infinity where none applies."""
+        until = float("-inf")
+        minimum = self.policy.min_runtime_s
+        if minimum and not item.num_surplus:
+            for placed in item.running:
+                node_type = placed.spot.room.pool.node_type
+                if not placed.is_new and node_type is not None and node_type in minimum:
+                    until = max(until, placed.replica.started_s + minimum[node_type])
+        return until
+
+    def could_host(self, room: Room, ask: Ask) -> bool:
+        """Whether a replica would fit this node if everything preemptible left it."""
+        if self._on_node is None:
+            self._on_node = {}
+            for item in self.items:
+                if item.is_preemptible:
+                    for placed in item.running:
+                        name = placed.spot.room.node.name
+                        self._on_node.setdefault(name, []).append((item, placed))
+        if not room.is_indexed:
+            return False
+        cpu, memory, slots, devices = room.cpu, room.memory, room.slots, list(room.devices)
+        for item, placed in self._on_node.get(room.node.name, ()):
+            if placed in item.running:
+                cpu += item.shape.ask.cpu_milli
+                memory += item.shape.ask.memory_mib
+                slots += 1
+                for device in placed.spot.devices:
+                    devices[device] += placed.spot.units
+        units = ask.units_per_device(room.pool.gpu_memory_mib)
+        fitting = sum(1 for free in devices if free >= units)
+        return (
+            cpu >= ask.cpu_milli
+            and memory >= ask.memory_mib
+            and slots > 0
+            and fitting >= ask.gpu.num_devices
+        )
+
+
+def _fits(room: Room, spot: Spot, ask: Ask) -> bool:
+    return room.fits_beside_gpus(ask) and all(
+        room.devices[device] >= spot.units for device in spot.devices
+    )
+
+
+def _name_key(replica: Replica) -> tuple[int, str]:
+    """Names of one workload in counting order: w-2 before w-10."""
+    return (len(replica.id), replica.id)
+
+
+def _never() -> bool:
+    return False
