@@ -20,6 +20,7 @@ from django.utils.translation import gettext_lazy as _
 if TYPE_CHECKING:
     from django_stubs_ext.db.models.manager import RelatedManager
 
+DEFAULT_LABEL_KEY = "allot/node-type"
 SLUG_PATTERN = r"^[a-z][a-z0-9-]{1,39}$"
 validate_slug = RegexValidator(
     SLUG_PATTERN,
@@ -67,7 +68,7 @@ class NodeType(models.Model):
 
     name = models.CharField(_("name"), max_length=40, unique=True, validators=[validate_slug])
     title = models.CharField(_("title"), max_length=80)
-    label_key = models.CharField(_("label key"), max_length=63, default="allot/node-type")
+    label_key = models.CharField(_("label key"), max_length=63, default=DEFAULT_LABEL_KEY)
     label_value = models.CharField(_("label value"), max_length=63)
     gpu_model = models.CharField(_("GPU model"), max_length=80, blank=True)
     gpu_memory_mib = models.PositiveIntegerField(_("usable memory of a GPU, MiB"), default=0)

@@ -376,6 +376,7 @@ class Attempt(models.Model):
 
     if TYPE_CHECKING:
         allocation: Allocation
+        checkpoints: RelatedManager[Checkpoint]
 
     class Meta:
         ordering = ("workload", "number")

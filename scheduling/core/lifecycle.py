@@ -54,6 +54,7 @@ class Facts:
 
     Attributes:
         is_stop_wanted: A person asked it to stop, so an interruption ends it too.
+        has_progress: This attempt saved a checkpoint, so a failure now is not one more in a row.
         num_failures: Failed starts and runs in a row, before this event.
         backoff_limit: So many failures are retried.
     """
@@ -61,6 +62,7 @@ class Facts:
     is_session: bool
     can_save: bool
     is_stop_wanted: bool
+    has_progress: bool
     num_failures: int
     backoff_limit: int
 
@@ -179,10 +181,6 @@ def _to(phase: Phase) -> Step:
     return lambda _phase, _event, facts: Transition(phase, num_failures=facts.num_failures)
 
 
-def _ready(_phase: Phase, _event: Event, _facts: Facts) -> Transition:
-    return Transition(Phase.RUNNING, num_failures=0)
-
-
 def _evict(_phase: Phase, _event: Event, facts: Facts) -> Transition:
     if facts.is_session:
         raise LifecycleError("a session is never preempted")
@@ -223,7 +221,7 @@ def _refused(_phase: Phase, event: Event, facts: Facts) -> Transition:
 
 
 def _failed(facts: Facts) -> Transition:
-    failures = facts.num_failures + 1
+    failures = 1 if facts.has_progress else facts.num_failures + 1
     if facts.is_session or failures > facts.backoff_limit:
         return Transition(Phase.FAILED, num_failures=failures, is_end=True, releases=True)
     return Transition(
@@ -258,7 +256,7 @@ ENDED = (Phase.STOPPED, Phase.COMPLETED, Phase.FAILED)
 _TABLE: dict[tuple[Phase, type[Event]], Step] = {
     **{(phase, Placed): _to(Phase.STARTING) for phase in WAITING},
     **{(phase, StopAsked): _stop_waiting for phase in WAITING},
-    (Phase.STARTING, Ready): _ready,
+    (Phase.STARTING, Ready): _to(Phase.RUNNING),
     (Phase.STARTING, EvictAsked): _evict,
     (Phase.RUNNING, EvictAsked): _evict,
     **{(phase, StopAsked): _stop_active for phase in HELD},

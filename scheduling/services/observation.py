@@ -8,6 +8,7 @@ shape only.
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
@@ -17,7 +18,7 @@ from django.db import transaction
 from django.db.models import Count, Q
 from django.utils import timezone
 
-from projects.models import NodeType
+from projects.models import DEFAULT_LABEL_KEY, SLUG_PATTERN, NodeType
 from scheduling.core import lifecycle
 from scheduling.live import NODES_TOPIC, announce, workload_topic
 from scheduling.models import (
@@ -61,22 +62,17 @@ def record_nodes(zone: Zone, report: protocol.Report) -> None:
             is_stopping=report.is_stopping,
         )
         changed = zone.is_stopping != report.is_stopping
-        types = list(NodeType.objects.all())
         for seen in report.nodes:
-            changed |= _record_node(zone, seen, types, now)
+            changed |= _record_node(zone, seen, now)
         if changed:
             _record_capacity()
             wake_planner("nodes")
             announce(NODES_TOPIC)
 
 
-def _record_node(
-    zone: Zone, seen: protocol.NodeReport, types: Sequence[NodeType], now: datetime
-) -> bool:
+def _record_node(zone: Zone, seen: protocol.NodeReport, now: datetime) -> bool:
     """One node; returns whether anything that matters to planning or to pages changed."""
-    node_type = next(
-        (kind for kind in types if seen.labels.get(kind.label_key) == kind.label_value), None
-    )
+    node_type = _type_of(seen)
     values = {
         "zone": zone,
         "node_type": node_type,
@@ -100,6 +96,28 @@ def _record_node(
             changed = True
         Node.objects.filter(pk=node.pk).update(last_report_at=now, **(values if changed else {}))
     return _record_devices(node, seen.devices) or changed
+
+
+def _type_of(seen: protocol.NodeReport) -> NodeType | None:
+    """The node type whose selector its labels match; an unknown kind of GPU becomes a new type.
+
+    A new type has quota 0 in every project until an admin gives some: all of it is borrowed.
+    """
+    for kind in NodeType.objects.all():
+        if seen.labels.get(kind.label_key) == kind.label_value:
+            return kind
+    name = seen.labels.get(DEFAULT_LABEL_KEY, "")
+    if not seen.devices or not re.fullmatch(SLUG_PATTERN, name):
+        return None
+    model = seen.devices[0].model
+    return NodeType.objects.create(
+        name=name,
+        title=model.removeprefix("NVIDIA ").removeprefix("Tesla "),
+        label_key=DEFAULT_LABEL_KEY,
+        label_value=name,
+        gpu_model=model,
+        gpu_memory_mib=min(device.memory_mib for device in seen.devices),
+    )
 
 
 def _record_devices(node: Node, seen: Sequence[protocol.DeviceReport]) -> bool:

@@ -174,7 +174,8 @@ def _evict(
     row.reason_at = now
     row.num_preemptions += 1
     attempt.goal = AttemptGoal.EVICT
-    attempt.goal_detail = decision.reason.message[:500]
+    gains = f": its place goes to project {claimant.project.name}" if claimant else ""
+    attempt.goal_detail = f"{decision.reason.code}{gains}"
     attempt.goal_at = now
     attempt.save(update_fields=["goal", "goal_detail", "goal_at"])
     advance(row, lifecycle.EvictAsked(), code=decision.reason.code, at=now, details=details)

@@ -50,6 +50,7 @@ def facts_of(workload: Workload) -> lifecycle.Facts:
         is_session=workload.is_session,
         can_save=workload.checkpoint_mode != CheckpointMode.NONE,
         is_stop_wanted=attempt is not None and attempt.goal == AttemptGoal.STOP,
+        has_progress=attempt is not None and attempt.checkpoints.exists(),
         num_failures=workload.num_failures,
         backoff_limit=workload.backoff_limit,
     )

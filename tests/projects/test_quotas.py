@@ -1,0 +1,50 @@
+"""Quotas never promise more than there is, and every change is on the record."""
+
+from __future__ import annotations
+
+import pytest
+from django.core.exceptions import ValidationError
+from django.db import DatabaseError, IntegrityError, transaction
+
+from projects.models import AuditEntry, GpuQuota
+from projects.quotas import set_gpu_quota
+from tests.factories import make_node_type, make_project
+
+pytestmark = pytest.mark.django_db
+
+
+def test_the_sum_of_quotas_may_not_exceed_what_there_is() -> None:
+    node_type = make_node_type("t4", gpus=8)
+    make_project("one", t4=5000)
+    two = make_project("two")
+    set_gpu_quota(two, node_type, quota_milli=3000)
+    with pytest.raises(ValidationError) as refusal:
+        set_gpu_quota(two, node_type, quota_milli=3001)
+    (message,) = refusal.value.message_dict["quota_milli"]
+    assert "3.001" in message
+    assert "at most 3.0" in message
+    assert GpuQuota.objects.get(project=two).quota_milli == 3000
+
+
+def test_a_limit_below_the_quota_is_refused_by_service_and_schema() -> None:
+    node_type = make_node_type("t4", gpus=8)
+    project = make_project("one", t4=2000)
+    with pytest.raises(ValidationError) as refusal:
+        set_gpu_quota(project, node_type, quota_milli=2000, limit_milli=1000)
+    assert "limit_milli" in refusal.value.message_dict
+    with pytest.raises(IntegrityError), transaction.atomic():
+        GpuQuota.objects.filter(project=project).update(limit_milli=1000)
+
+
+def test_a_change_leaves_before_and_after_that_nobody_can_alter() -> None:
+    node_type = make_node_type("t4", gpus=8)
+    project = make_project("one", t4=2000)
+    set_gpu_quota(project, node_type, quota_milli=3000, limit_milli=4000)
+    entry = AuditEntry.objects.get(action="quota.set")
+    assert entry.before == {"quota_milli": 2000, "limit_milli": None, "weight": 2}
+    assert entry.after is not None
+    assert entry.after["quota_milli"] == 3000
+    with pytest.raises(DatabaseError, match="append-only"), transaction.atomic():
+        AuditEntry.objects.all().delete()
+    with pytest.raises(DatabaseError, match="append-only"), transaction.atomic():
+        AuditEntry.objects.update(action="nothing")
