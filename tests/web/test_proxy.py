@@ -31,7 +31,6 @@ from scheduling.agent.relay import RELAY_SERVER_OPTIONS, SessionEndpoint, create
 from scheduling.models import Attempt, AttemptPhase, Node, Phase, Workload, Zone
 from scheduling.proxy import SessionProxy
 from scheduling.proxy.access import Refusal, SessionTarget, Why, find_session
-from scheduling.proxy.headers import confine_cookie
 from tests.jupyter import KERNEL_PROTOCOL, run_cell, running_jupyter
 from tests.serving import Host, TalkingUpstream, served
 
@@ -196,11 +195,11 @@ async def test_a_person_without_login_is_sent_to_it_and_back(world: World) -> No
     assert refused.value.response.status_code == 401
 
 
-@pytest.mark.parametrize("login", ["", "made-up", "x" * 32])
-async def test_a_made_up_login_is_none(world: World, login: str) -> None:
-    async with world.browser(login=None) as browser:
-        browser.cookies.set(settings.SESSION_COOKIE_NAME, login)
-        assert (await browser.get(f"{world.path}/")).status_code == 401
+async def test_a_made_up_login_is_none(world: World) -> None:
+    for login in ("", "made-up", "x" * 32):
+        async with world.browser(login=None) as browser:
+            browser.cookies.set(settings.SESSION_COOKIE_NAME, login)
+            assert (await browser.get(f"{world.path}/")).status_code == 401
 
 
 @pytest.mark.parametrize("is_superuser", [False, True])
@@ -261,13 +260,12 @@ async def test_a_session_that_has_ended_says_so_and_does_not_try_again(world: Wo
     assert "<h1>notebook: Stopped</h1>" in page.text
 
 
-@pytest.mark.parametrize("path", ["/../../wake", "/%2e%2e/x", "/a/./b", "/%2E%2e%2Fx"])
-async def test_a_path_that_climbs_is_refused(world: World, path: str) -> None:
+async def test_a_path_that_climbs_is_refused(world: World) -> None:
     async with world.browser() as browser:
-        request = browser.build_request(
-            "GET", "/", extensions={"target": f"{world.path}{path}".encode()}
-        )
-        assert (await browser.send(request)).status_code == 400
+        for path in ("/../../wake", "/%2e%2e/x", "/a/./b", "/%2E%2e%2Fx"):
+            target = f"{world.path}{path}".encode()
+            request = browser.build_request("GET", "/", extensions={"target": target})
+            assert (await browser.send(request)).status_code == 400, path
 
 
 async def test_another_host_name_is_refused(world: World) -> None:
@@ -278,38 +276,24 @@ async def test_another_host_name_is_refused(world: World) -> None:
 # ---------------------------------------------------------------- from where
 
 
-@pytest.mark.parametrize(
-    ("headers", "status"),
-    [
-        ({"Origin": "OWN"}, 200),
-        ({"Origin": "http://evil.example"}, 403),
-        ({"Origin": "https://127.0.0.1"}, 403),
-        ({"Origin": "null"}, 403),
-        ({"Origin": "http://evil.example", "Sec-Fetch-Site": "same-origin"}, 403),
-        ({"Sec-Fetch-Site": "same-origin"}, 200),
-        ({"Sec-Fetch-Site": "same-site"}, 403),
-        ({"Sec-Fetch-Site": "none", "Referer": "OWN/lab"}, 403),
-        ({"Referer": "OWN/lab"}, 200),
-        ({"Referer": "http://evil.example/OWN/"}, 403),
-        ({}, 403),
-    ],
-)
 @pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE"])
-async def test_changes_are_taken_from_own_pages_only(
-    world: World, method: str, headers: dict[str, str], status: int
-) -> None:
-    headers = {name: value.replace("OWN", world.origin) for name, value in headers.items()}
+async def test_changes_are_taken_from_own_pages_only(world: World, method: str) -> None:
+    path = f"{world.path}/echo"
     async with world.browser() as browser:
-        response = await browser.request(method, f"{world.path}/echo", headers=headers)
-        assert response.status_code == status
-        assert (await browser.get(f"{world.path}/echo", headers=headers)).status_code == 200
+        own, evil = {"Origin": world.origin}, {"Origin": "http://evil.example"}
+        assert (await browser.request(method, path, headers=own)).status_code == 200
+        refused = await browser.request(method, path, headers=evil)
+        assert refused.status_code == 403
+        assert refused.text.startswith("This request came from another site.")
+        assert (await browser.request(method, path)).status_code == 403
+        assert (await browser.get(path, headers=evil)).status_code == 200
 
 
-@pytest.mark.parametrize("origin", [None, "http://evil.example", "null", "http://127.0.0.1"])
-async def test_a_websocket_opens_from_own_pages_only(world: World, origin: str | None) -> None:
-    with pytest.raises(InvalidStatus) as refused:
-        await world.open_socket(origin=origin)
-    assert refused.value.response.status_code == 403
+async def test_a_websocket_opens_from_own_pages_only(world: World) -> None:
+    for origin in (None, "http://evil.example", "null", "http://127.0.0.1"):
+        with pytest.raises(InvalidStatus) as refused:
+            await world.open_socket(origin=origin)
+        assert refused.value.response.status_code == 403
     async with world.open_socket() as socket:
         await socket.send("hello")
         assert await socket.recv() == "hello"
@@ -379,25 +363,6 @@ async def test_an_answer_cannot_reach_beyond_its_session(
     assert response.headers["x-own"] == "kept"
     for name in ("clear-site-data", "service-worker-allowed", "strict-transport-security"):
         assert name not in response.headers
-
-
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        ("a=1", "a=1; Path=/s/x/"),
-        ("a=1; path=/; DOMAIN=example.org; Secure", "a=1; Secure; Path=/s/x/"),
-        ("a=1; Path = /", "a=1; Path=/s/x/"),
-        ("a==; Max-Age=0", "a==; Max-Age=0; Path=/s/x/"),
-        (f" {settings.CSRF_COOKIE_NAME} =1", None),
-        ("messages=1", None),
-        ("allot_session_1=1", None),
-        (f"={settings.SESSION_COOKIE_NAME}=1", None),
-        ("nameless", None),
-        ("", None),
-    ],
-)
-def test_a_cookie_is_confined_or_dropped(given: str, expected: str | None) -> None:
-    assert confine_cookie(given, "/s/x/") == expected
 
 
 async def test_fifty_mebibytes_pass_each_way(world: World) -> None:
