@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -84,6 +85,20 @@ GPU_FIELD = {
     GpuMode.WHOLE: "gpu_count",
     GpuMode.MEMORY: "gpu_memory_gib",
 }
+
+# Only these decide where and when a workload could start.
+PLANNED_FIELDS = frozenset(
+    {
+        "project",
+        "node_types",
+        "gpu_mode",
+        "cpu_cores",
+        "memory_gib",
+        "priority",
+        *GPU_FIELD.values(),
+    }
+)
+DRAFT_NAME = "draft"
 
 # Form field → field of `WorkloadSpec` and of the API; all others have one name.
 SPEC_NAMES: Mapping[str, str] = {
@@ -279,6 +294,9 @@ class WorkloadForm(forms.Form):
         allowed = allowed_node_types(project, self.kind)
         needs_gpu = self.cleaned_data.get("gpu_mode") not in (GpuMode.NONE, None)
         usable = [item for item in allowed if item.has_gpu or not needs_gpu]
+        if not needs_gpu:
+            # Work without a GPU leaves nodes with GPUs to others as long as it can.
+            usable.sort(key=lambda item: item.has_gpu)
         if not chosen:
             self.cleaned_data["node_types"] = tuple(item.name for item in usable)
             if not usable:
@@ -348,22 +366,39 @@ class WorkloadForm(forms.Form):
     def make_spec(self) -> WorkloadSpec:
         """The clean values; call only without errors."""
         values = self.cleaned_data
-        mode = values["gpu_mode"]
-        return WorkloadSpec(
-            project=values["project"],
-            kind=self.kind.value,
+        return replace(
+            self._planned_spec(),
             name=values["name"],
-            node_types=values["node_types"],
-            num_devices=self.num_devices,
-            gpu_milli=1000 if mode == GpuMode.WHOLE else values["gpu_fraction"],
-            gpu_memory_mib=values["gpu_memory_gib"],
-            cpu_milli=values["cpu_cores"],
-            memory_mib=values["memory_gib"],
             working_dir=values["working_dir"],
             env=tuple(sorted(values["env"].items())),
             template_name=values["from_template"],
             **self.kind_values(),
         )
+
+    def draft(self) -> WorkloadSpec | None:
+        """The spec as far as a planner looks at it, whatever else is still missing or wrong."""
+        if any(name in self.errors for name in PLANNED_FIELDS):
+            return None
+        return replace(self._planned_spec(), **self.planned_values())
+
+    def _planned_spec(self) -> WorkloadSpec:
+        values = self.cleaned_data
+        is_whole = values["gpu_mode"] == GpuMode.WHOLE
+        return WorkloadSpec(
+            project=values["project"],
+            kind=self.kind.value,
+            name=DRAFT_NAME,
+            node_types=values["node_types"],
+            num_devices=self.num_devices,
+            gpu_milli=1000 if is_whole else values["gpu_fraction"],
+            gpu_memory_mib=values["gpu_memory_gib"],
+            cpu_milli=values["cpu_cores"],
+            memory_mib=values["memory_gib"],
+        )
+
+    def planned_values(self) -> dict[str, Any]:  # keyword arguments of different types
+        """What of the kind's own values a planner looks at."""
+        return {}
 
     def kind_values(self) -> dict[str, Any]:  # keyword arguments of different types
         """The part of the spec that depends on the kind."""

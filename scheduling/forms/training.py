@@ -161,13 +161,20 @@ class TrainingForm(WorkloadForm):
             "priority", ValidationError(message, code="priority_needs_manager", params=params)
         )
 
+    def planned_values(self) -> dict[str, Any]:  # keyword arguments of different types
+        """Place in the queue, and whether it may borrow."""
+        values = self.cleaned_data
+        return {
+            "priority": PRIORITIES[values["priority"]].value,
+            "is_preemptible": values["is_preemptible"],
+        }
+
     def kind_values(self) -> dict[str, Any]:  # keyword arguments of different types
         """Command, place in the queue and checkpoints."""
         values = self.cleaned_data
         return {
+            **self.planned_values(),
             "command": values["command"] + values["arguments"],
-            "priority": PRIORITIES[values["priority"]].value,
-            "is_preemptible": values["is_preemptible"],
             "checkpoint_mode": values["checkpoint_mode"],
             "checkpoint_signal": values["checkpoint_signal"] or SIGNALS[0],
             "checkpoint_command": values["checkpoint_command"] or "",

@@ -5,10 +5,14 @@ Integers are amounts as Allot keeps them; the fields write them in the person's 
 
 from __future__ import annotations
 
+import json
 import secrets
 import shlex
 from collections.abc import Iterable, Mapping
+from dataclasses import fields
 from decimal import Decimal, InvalidOperation
+
+from django.http import QueryDict
 
 from projects.models import Template, WorkloadKind
 from scheduling.forms.amounts import AmountField, written
@@ -73,6 +77,28 @@ def _number(value: object) -> object:
         return value
 
 
+def linked_values(query: QueryDict, form_class: type[WorkloadForm]) -> dict[str, object]:
+    """Values that a link to the form names: any field, or the planner's offers in its own terms."""
+    values: dict[str, object] = {
+        name: field.widget.value_from_datadict(query, {}, name)
+        for name, field in form_class.base_fields.items()
+        if name in query
+    }
+    if "node_type" in query:
+        values["node_types"] = [query["node_type"]]
+    milli = str(query.get("gpu_milli", ""))
+    if milli.isdecimal():
+        values.update(_gpu_choice(int(milli)))
+    return values
+
+
+def _gpu_choice(milli: int) -> dict[str, object]:
+    """Whole GPUs where it is a whole number of them, else a part of one."""
+    if milli and milli % 1000 == 0:
+        return {"gpu_mode": GpuMode.WHOLE.value, "gpu_count": milli // 1000}
+    return {"gpu_mode": GpuMode.FRACTION.value, "gpu_fraction": milli}
+
+
 def clone_values(workload: Workload) -> dict[str, object]:
     """Form values that lead to a workload with an equal spec, under a new name."""
     values: dict[str, object] = {
@@ -116,6 +142,16 @@ def _training_values(source: Workload | WorkloadSpec) -> dict[str, object]:
         "grace_s": source.grace_s,
         "backoff_limit": source.backoff_limit,
     }
+
+
+def fingerprint(source: Workload | WorkloadSpec) -> str:
+    """Everything that was asked for, as text: equal for equal requests."""
+    values = {item.name: getattr(source, item.name) for item in fields(WorkloadSpec)}
+    values["project"] = source.project.name
+    values["env"] = dict(source.env)
+    values["node_types"] = list(source.node_types)
+    values["command"] = list(source.command)
+    return json.dumps(values, sort_keys=True)
 
 
 def _next_name(name: str) -> str:

@@ -1,0 +1,141 @@
+"""Django's admin for what runs: to look at, never to change; and the admins' templates.
+
+Rows of the scheduler obey invariants over several tables, which only its services keep. Templates
+are edited here because only this app knows the names of the form's fields.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from django import forms
+from django.contrib import admin
+from django.core.exceptions import ValidationError
+from django.utils.translation import gettext_lazy as _
+
+from projects.admin import AuditedAdmin, ReadOnlyAdmin
+from projects.models import Template, WorkloadKind
+from scheduling.forms import SessionForm, TrainingForm, WorkloadForm
+from scheduling.models import (
+    Allocation,
+    Attempt,
+    Checkpoint,
+    Command,
+    CycleRecord,
+    Device,
+    DeviceHold,
+    Event,
+    Node,
+    ProjectUsage,
+    Wait,
+    Workload,
+    Zone,
+)
+
+FORMS: Mapping[str, type[WorkloadForm]] = {
+    WorkloadKind.INTERACTIVE: SessionForm,
+    WorkloadKind.TRAINING: TrainingForm,
+}
+
+
+class TemplateAdminForm(forms.ModelForm):  # type: ignore[type-arg]  # generic when checked
+    """A template whose values the workload form really has."""
+
+    class Meta:
+        model = Template
+        fields = ("name", "description", "kind", "scope", "owner", "project", "spec", "is_active")
+
+    def clean_spec(self) -> dict[str, object]:
+        """Refuse a misspelt field, which would be ignored for ever.
+
+        Raises:
+            ValidationError: `not_an_object` or `unknown_field`.
+        """
+        spec = self.cleaned_data["spec"] or {}
+        if not isinstance(spec, dict):
+            raise ValidationError(_("Form values are an object by field name."), "not_an_object")
+        form_class = FORMS.get(self.cleaned_data.get("kind", ""), TrainingForm)
+        unknown = sorted(set(spec) - set(form_class.base_fields))
+        if unknown:
+            message = _("The form has no field “%(value)s”; it has: %(limit)s.")
+            params = {"value": ", ".join(unknown), "limit": ", ".join(form_class.base_fields)}
+            raise ValidationError(message, code="unknown_field", params=params)
+        return spec
+
+
+@admin.register(Template)
+class TemplateAdmin(AuditedAdmin):
+    form = TemplateAdminForm
+    list_display = ("name", "kind", "scope", "project", "owner", "is_active")
+    list_filter = ("kind", "scope", "is_active")
+    search_fields = ("name",)
+
+
+@admin.register(Zone)
+class ZoneAdmin(ReadOnlyAdmin):
+    list_display = ("name", "last_report_at", "clock_skew_s", "is_stopping")
+    exclude = ("token_hash", "relay_secret")
+
+
+@admin.register(Node)
+class NodeAdmin(ReadOnlyAdmin):
+    list_display = ("name", "zone", "node_type", "state", "cpu_milli", "memory_mib", "is_simulated")
+    list_filter = ("state", "node_type", "zone")
+    search_fields = ("name",)
+
+
+@admin.register(Device)
+class DeviceAdmin(ReadOnlyAdmin):
+    list_display = ("uuid", "node", "index", "model", "memory_mib", "allocated_milli", "is_healthy")
+
+
+@admin.register(Workload)
+class WorkloadAdmin(ReadOnlyAdmin):
+    list_display = ("name", "project", "owner", "kind", "phase", "submitted_at")
+    list_filter = ("phase", "kind", "project")
+    search_fields = ("name", "id")
+    list_select_related = ("project", "owner")
+    exclude = ("session_secret",)
+
+
+@admin.register(Attempt)
+class AttemptAdmin(ReadOnlyAdmin):
+    list_display = ("workload", "number", "node", "phase", "goal", "exit_code", "placed_at")
+    list_filter = ("phase",)
+
+
+@admin.register(Allocation)
+class AllocationAdmin(ReadOnlyAdmin):
+    list_display = ("workload", "node", "gpu_milli", "cpu_milli", "started_at", "ended_at")
+
+
+@admin.register(Event)
+class EventAdmin(ReadOnlyAdmin):
+    list_display = ("at", "workload", "code", "phase", "actor")
+    list_filter = ("code",)
+
+
+@admin.register(Wait)
+class WaitAdmin(ReadOnlyAdmin):
+    list_display = ("workload", "cause", "claimant", "started_at", "ended_at")
+    list_filter = ("cause",)
+
+
+@admin.register(Command)
+class CommandAdmin(ReadOnlyAdmin):
+    list_display = ("key", "zone", "kind", "num_tries", "available_at", "done_at", "is_dead")
+    list_filter = ("is_dead", "kind")
+
+
+@admin.register(CycleRecord)
+class CycleRecordAdmin(ReadOnlyAdmin):
+    list_display = ("started_at", "outcome", "snapshot_s", "plan_s", "record_s")
+    list_filter = ("outcome",)
+
+    def get_queryset(self, request: object) -> object:  # type: ignore[override]  # narrower rows
+        """A scenario may be large; lists leave it in the database."""
+        return CycleRecord.objects.defer("scenario", "decisions", "numbers")
+
+
+for model in (Checkpoint, DeviceHold, ProjectUsage):
+    admin.site.register(model, ReadOnlyAdmin)

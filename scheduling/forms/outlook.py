@@ -1,0 +1,104 @@
+"""What would happen to what is typed now.
+
+Whether it starts, why not, what it costs, how it is held.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from decimal import Decimal
+
+from django.forms import BoundField
+from django.utils.translation import gettext as _
+
+from projects.models import NodeType
+from scheduling import formats, texts
+from scheduling.capacity import Supply, supplies
+from scheduling.forms.amounts import AmountField, parse_number, written
+from scheduling.forms.base import WorkloadForm
+from scheduling.services import Preview, WorkloadSpec, preview
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What the pane says.
+
+    Attributes:
+        spec: As far as the planner looks at it; None while an amount or the place is wrong.
+        sentence: Why it starts or waits.
+        notes: What a person should know about such a request before sending it.
+        wrong: Fields that have to be put right first.
+        command: A training's arguments as they were split.
+    """
+
+    spec: WorkloadSpec | None
+    preview: Preview | None
+    sentence: str
+    notes: tuple[str, ...]
+    wrong: tuple[BoundField, ...]
+    command: tuple[str, ...]
+
+    @property
+    def cost_per_hour(self) -> Decimal | None:
+        """On the node type that it would get."""
+        return self.preview.cost_per_hour if self.preview else None
+
+
+def outlook_of(form: WorkloadForm) -> Outlook:
+    """Ask the planner about the form as it stands."""
+    spec = form.draft()
+    notes = tuple(_roundings(form))
+    command = form.cleaned_data.get("command", ()) + form.cleaned_data.get("arguments", ())
+    if spec is None:
+        wrong = tuple(form[name] for name in form.errors if name in form.fields)
+        return Outlook(None, None, "", notes, wrong, command)
+    answer = preview(spec, owner=form.user)
+    names = [answer.node_type] if answer.node_type else list(spec.node_types)
+    supply = next(iter(supplies(NodeType.objects.filter(name__in=names))), None)
+    if supply is not None:
+        notes += tuple(_fraction_notes(spec, supply))
+    return Outlook(spec, answer, texts.reason_sentence(answer.reason), notes, (), command)
+
+
+def _roundings(form: WorkloadForm) -> Iterator[str]:
+    """Amounts that were typed more finely than Allot counts."""
+    for name, field in form.fields.items():
+        kept = form.cleaned_data.get(name)
+        typed = str(form[name].value() or "").strip()
+        number = parse_number(typed) if isinstance(field, AmountField) else None
+        if number is None or not isinstance(kept, int) or not isinstance(field, AmountField):
+            continue
+        counted = written(kept, field.unit)
+        if parse_number(counted) != number:
+            yield _("%(label)s: %(typed)s is counted as %(counted)s.") % {
+                "label": field.label,
+                "typed": typed,
+                "counted": counted,
+            }
+
+
+def _fraction_notes(spec: WorkloadSpec, supply: Supply) -> Iterator[str]:
+    """How this node type holds a part of a GPU, and what the part is of."""
+    memory_mib = supply.node_type.gpu_memory_mib
+    milli = spec.gpu_milli
+    if milli is None and spec.gpu_memory_mib and memory_mib:
+        milli = -(-1000 * spec.gpu_memory_mib // memory_mib)
+        yield _("On %(type)s that is %(part)s of a GPU.") % {
+            "type": supply.node_type,
+            "part": formats.gpus(milli),
+        }
+    if milli is None or milli >= 1000:
+        return
+    if supply.is_simulated:
+        yield _("%(type)s is simulated: the share is shown, not enforced by a driver.") % {
+            "type": supply.node_type
+        }
+    elif supply.fraction_mechanisms:
+        yield _("%(type)s holds the share by: %(mechanism)s.") % {
+            "type": supply.node_type,
+            "mechanism": ", ".join(supply.fraction_mechanisms),
+        }
+    yield _("The share caps GPU memory at %(memory)s; compute is shared by time.") % {
+        "memory": formats.memory(memory_mib * milli // 1000)
+    }
