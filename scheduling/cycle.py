@@ -18,9 +18,9 @@ import msgspec
 from django.db import connection
 from django.utils import timezone
 
-from scheduling.core import scenario
 from scheduling.core.cycle import plan
 from scheduling.core.decisions import Evict, Hold, Move, Plan, Start
+from scheduling.core.scenario import export_scenario
 from scheduling.models import CycleRecord, DeviceHold
 from scheduling.services.planning import StalePlanError, apply_plan
 from scheduling.snapshot import Taken, take_snapshot
@@ -116,7 +116,7 @@ def _remember(taken: Taken, decided: Plan, now_s: float, marks: list[float]) -> 
         snapshot_s=marks[1] - marks[0],
         plan_s=marks[2] - marks[1],
         record_s=marks[3] - marks[2],
-        scenario=scenario.export(
+        scenario=export_scenario(
             taken.snapshot, taken.policy, now_s, scenario_id=f"cycle/{started_at.isoformat()}"
         ),
         decisions=[

@@ -57,7 +57,7 @@ def make_project(
 
 
 def make_member(project: Project, name: str = "", role: Role = Role.RESEARCHER) -> User:
-    user = User.objects.create_user(name or f"user{next(_numbers)}", password="secret-of-a-test")
+    user = User.objects.create_user(name or f"user{next(_numbers)}")
     Membership.objects.create(user=user, project=project, role=role)
     return user
 

@@ -7,8 +7,8 @@ from django.db import IntegrityError, transaction
 from django.utils import timezone
 
 from projects.models import WorkloadKind
-from scheduling.core import scenario
 from scheduling.core.cycle import plan
+from scheduling.core.scenario import load_scenario, run_scenario
 from scheduling.cycle import run_cycle
 from scheduling.models import (
     Allocation,
@@ -207,8 +207,7 @@ def test_a_cycle_that_changed_something_is_kept_and_can_be_replayed(
     record = CycleRecord.objects.first()
     assert record is not None
     assert record.scenario["format"] == "scenario/1"
-    (loaded,) = scenario.load(record.scenario)
-    result = scenario.run_scenario(loaded)
+    result = run_scenario(load_scenario(record.scenario))
     placed = [name for name, row in result.replicas.items() if row.outcome == "placed"]
     started = [item["workload"] for item in record.decisions if item["type"] == "start"]
     assert len(placed) == len(started) == 1
