@@ -128,6 +128,7 @@ CHANNEL_LAYERS = {
 # Celery says redis+socket where the Redis client says unix.
 CELERY_BROKER_URL = re.sub("^unix:", "redis+socket:", ALLOT.redis_url)
 CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
+CELERY_BROKER_CONNECTION_MAX_RETRIES = None
 CELERY_TASK_IGNORE_RESULT = True
 CELERY_TASK_ACKS_LATE = True
 CELERY_TASK_REJECT_ON_WORKER_LOST = True
@@ -158,6 +159,7 @@ CELERY_BEAT_SCHEDULE = {
         "scheduling.cycle": 5.0,
         "scheduling.dispatch": 2.0,
         "scheduling.watch_nodes": 5.0,
+        "telemetry.expire": 600.0,
     }.items()
 }
 

@@ -86,7 +86,13 @@ class Postgres:
         if not self.data.exists():
             self._create(identity)
         end_leftovers(self.data)
-        (self.data / "postmaster.pid").unlink(missing_ok=True)
+        # Whoever has the number in them now is not the server that wrote it.
+        for stale in (
+            self.data / "postmaster.pid",
+            self.sockets / SOCKET_NAME,
+            self.sockets / f"{SOCKET_NAME}.lock",
+        ):
+            stale.unlink(missing_ok=True)
 
     def _create(self, identity: "_Identity") -> None:
         """Make the data folder under another name first, so that it is whole or absent."""
@@ -126,7 +132,16 @@ class Postgres:
         if not (self.sockets / SOCKET_NAME).exists():
             return False
         asked = subprocess.run(
-            [_postgres_binary("pg_isready"), "-q", "-h", str(self.sockets), "-d", DATABASE],
+            [
+                _postgres_binary("pg_isready"),
+                "-q",
+                "-h",
+                str(self.sockets),
+                "-d",
+                DATABASE,
+                "-U",
+                SUPERUSER,
+            ],
             check=False,
             stdin=subprocess.DEVNULL,
         )
