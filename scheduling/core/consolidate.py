@@ -1,11 +1,192 @@
-"""Moving running work so that scattered free capacity becomes usable."""
+"""Moving running work so that scattered free capacity becomes usable.
+
+Nobody loses by it but time: every moved workload has its new place in the same plan. So it is tried
+before anybody is evicted, for any claimant that may be stopped itself, inside its quota or beyond.
+What it costs is bounded: a few moves, no more GPUs moved than claimed, and only if the claimant
+saves more than all movers lose.
+"""
 
 from __future__ import annotations
 
-from scheduling.core.demand import Item, Option
+from dataclasses import dataclass
+from heapq import nsmallest
+
+from scheduling.core.admission import refusal
+from scheduling.core.demand import Item, Option, Placed
+from scheduling.core.ledger import Ask, Room, Spot
 from scheduling.core.search import Found
 from scheduling.core.state import State
 
+_NUM_NODES = 16
+"""So many nodes, those that lack least, are considered: more would be a search without end."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Rearrangement:
+    """Places for the claimant and new ones for what must move, all taken in the ledger."""
+
+    spots: list[Spot]
+    moves: list[tuple[Item, Placed, Spot]]
+
+    @property
+    def movers(self) -> list[Item]:
+        """Workloads with a replica that moves, each once."""
+        return list({item.id: item for item, _, _ in self.moves}.values())
+
 
 def consolidate(state: State, item: Item, option: Option) -> Found | None:
+    """Make room for an item's next replicas by moving others, newest first; None if it does not
+    pay.
+
+    Source: kai-scheduler/KAI-Scheduler, actions/consolidation. Ours counts every moved GPU, caps
+    them by the claim, and weighs the wait saved against save, restore and lost progress.
+    """
+    count = item.num_next
+    barrier = refusal(item.account, option.amounts, is_preemptible=item.is_preemptible, count=count)
+    if barrier is not None or not _could_pay(state, item, option, count):
+        return None
+    movable: list[Item] = []
+    mark = state.ledger.mark()
+    for candidate in _candidates(state, item, option):
+        if state.should_stop():
+            break
+        movable.append(candidate)
+        if sum(len(other.running) for other in movable) > state.policy.consolidation_max_moves:
+            break
+        found = _rearrange(state, item, option, movable)
+        if found is not None:
+            state.ledger.rewind(mark)
+            found = _fewest(state, item, option, movable)
+            if _pays(state, item, found, count):
+                return _carry_out(state, item, found)
+            state.ledger.rewind(mark)
     return None
+
+
+def _could_pay(state: State, item: Item, option: Option, count: int) -> bool:
+    """Enough is free in all, so that only its being scattered is in the way."""
+    ask = item.shape.ask
+    if ask.gpu.num_devices == 0 or state.policy.consolidation_max_moves == 0:
+        return False
+    free = sum(pool.free_units * 1000 // pool.unit_capacity for pool in option.pools)
+    return free >= _gpu_milli(item) * count
+
+
+def _gpu_milli(item: Item) -> int:
+    return sum(amount for r, amount in item.shape.first if r >= 2)
+
+
+def _candidates(state: State, item: Item, option: Option) -> list[Item]:
+    """Preemptible workloads on the nodes that lack least: lowest priority first, there the
+    newest.
+    """
+    names = {room.node.name for room in _rooms(state, item, option)}
+    found = [
+        other
+        for others in state.victims_by_project().values()
+        for other in others
+        if any(placed.spot.room.node.name in names for placed in other.running)
+        and other.shape.ask.gpu.num_devices
+        and not other.moved
+        and not other.evicted
+        and not any(placed.is_new for placed in other.running)
+        and state.protected_until(other) <= state.now_s
+    ]
+    return sorted(found, key=lambda other: (other.priority, -other.submitted, other.id))
+
+
+def _rooms(state: State, item: Item, option: Option) -> list[Room]:
+    rooms = [
+        room
+        for pool in option.pools
+        for room in pool.nodes
+        if room.free and room.node.name not in item.shape.avoided
+    ]
+    fullest_last = nsmallest(_NUM_NODES * 2, rooms, key=lambda room: (-room.free, room.rank))
+    return [room for room in fullest_last if state.could_host(room, item.shape.ask)][:_NUM_NODES]
+
+
+def _rearrange(
+    state: State, item: Item, option: Option, movable: list[Item]
+) -> _Rearrangement | None:
+    """Lift what may move, place the claimant, place the rest again; None and nothing taken if not
+    all fit.
+    """
+    ledger = state.ledger
+    mark = ledger.mark()
+    for other in movable:
+        for placed in other.running:
+            ledger.give_back(placed.spot, other.shape.ask)
+    spots = state.find(item, option, item.num_next)
+    moves = None if spots is None else _place_again(state, movable)
+    if spots is None or moves is None:
+        ledger.rewind(mark)
+        return None
+    return _Rearrangement(spots, moves)
+
+
+def _place_again(state: State, movable: list[Item]) -> list[tuple[Item, Placed, Spot]] | None:
+    """Every lifted replica stays where it was if it can, else gets a place of its node type."""
+    ledger = state.ledger
+    homeless: list[tuple[Item, Placed]] = []
+    for other in movable:
+        for placed in other.running:
+            if _is_still_free(placed.spot, other.shape.ask):
+                ledger.take(placed.spot, other.shape.ask)
+            else:
+                homeless.append((other, placed))
+    moves = []
+    for other, placed in homeless:
+        _, node_type = other.chosen_type
+        option = next((o for o in other.shape.options if o.node_type == node_type), None)
+        spots = None if option is None else state.find(other, option, 1)
+        if spots is None:
+            return None
+        moves.append((other, placed, spots[0]))
+    return moves
+
+
+def _is_still_free(spot: Spot, ask: Ask) -> bool:
+    room = spot.room
+    return (
+        room.is_indexed
+        and room.fits_beside_gpus(ask)
+        and all(room.devices[device] >= spot.units for device in spot.devices)
+    )
+
+
+def _fewest(state: State, item: Item, option: Option, movable: list[Item]) -> _Rearrangement:
+    """The rearrangement after every workload that need not be lifted was left where it is."""
+    needed = list(movable)
+    for other in movable[:-1]:
+        rest = [kept for kept in needed if kept is not other]
+        mark = state.ledger.mark()
+        if _rearrange(state, item, option, rest) is not None:
+            needed = rest
+            state.ledger.rewind(mark)
+    found = _rearrange(state, item, option, needed)
+    assert found is not None
+    return found
+
+
+def _pays(state: State, item: Item, found: _Rearrangement, count: int) -> bool:
+    """No more GPUs moved than claimed, and less time lost than saved; a gang moves as a whole."""
+    policy = state.policy
+    claimed = _gpu_milli(item) * count
+    moved = cost = 0.0
+    for other in found.movers:
+        milli = _gpu_milli(other) * len(other.running)
+        moved += milli
+        if other.workload.eviction_cost is not None:
+            cost += milli * other.workload.eviction_cost.total_s
+    if moved > claimed:
+        return False
+    saved = claimed * policy.consolidation_wait_s
+    return cost == 0 or saved > policy.consolidation_margin * cost
+
+
+def _carry_out(state: State, item: Item, found: _Rearrangement) -> Found:
+    for other, placed, spot in found.moves:
+        state.move(other, placed, spot, item)
+    item.waits_for.extend(other for other in found.movers if other not in item.waits_for)
+    return Found([], found.spots)

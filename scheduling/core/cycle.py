@@ -233,23 +233,14 @@ class _Cycle:
             item, claimant = eviction.victim.item, eviction.claimant
             key = (item.id, eviction.rule, None if claimant is None else claimant.id)
             replicas = tuple(placed.replica.id for placed in eviction.victim.replicas)
-            if eviction.rule == "consolidate":
-                continue
             if key in merged:
                 merged[key] = replace(merged[key], replicas=merged[key].replicas + replicas)
             else:
                 reason = reasons.evicted(self.state, eviction)
                 merged[key] = Evict(item.id, replicas, eviction.rule, key[2], reason)
         yield from merged.values()
-        for eviction in self.state.evictions:
-            item, claimant = eviction.victim.item, eviction.claimant
-            if eviction.rule == "consolidate":
-                yield Move(
-                    item.id,
-                    dict(item.moved),
-                    None if claimant is None else claimant.id,
-                    reasons.moved(item, claimant),
-                )
+        for item, claimant in self.state.movers:
+            yield Move(item.id, dict(item.moved), claimant.id, reasons.moved(item, claimant))
 
 
 def _positions(holds: Iterable[Item]) -> dict[WorkloadId, tuple[int, int]]:

@@ -71,6 +71,7 @@ class State:
         self.shapes = Shapes(self.ledger, self.resources)
         self.items: list[Item] = []
         self.evictions: list[Eviction] = []
+        self.movers: list[tuple[Item, Item]] = []
         self._leaving: dict[NodeName, Load] = {}
         self._held: dict[NodeName, Load] = {}
         self._shadows: list[tuple[Room, Load]] = []
@@ -331,9 +332,23 @@ class State:
             kept = Victim(item, leaving, victim.numbers)
             self.evictions.append(Eviction(kept, rule, claimant))
 
+    def move(self, item: Item, placed: Placed, spot: Spot, claimant: Item) -> None:
+        """A running replica leaves for a new place, already taken in the ledger and kept for it."""
+        ask = item.shape.ask
+        self._load(self._leaving, placed.spot.room).add(placed.spot, ask)
+        self._load(self._held, spot.room).add(spot, ask)
+        amounts = self.amounts(item.shape, spot)
+        self._charge(item, placed.amounts, -1)
+        self._charge(item, amounts, 1)
+        item.running.remove(placed)
+        item.evicted.append(placed)
+        item.moved[placed.replica.id] = spot.placement(ask)
+        if all(mover is not item for mover, _ in self.movers):
+            self.movers.append((item, claimant))
+
     def next_victim(self, item: Item) -> Victim | None:
         """What this workload would give up next: a surplus replica, or else everything."""
-        if not item.running:
+        if not item.running or item.moved:
             return None
         if item.num_surplus:
             return Victim(item, (item.running[-1],))

@@ -204,12 +204,17 @@ class Policy:
         min_runtime_s: Per node type, how long preemptible work runs before it may be displaced.
         placement: Per node type `bin_pack` or `spread`; absent is `bin_pack`.
         max_victims: Bound of one claimant's search.
+        consolidation_max_moves: Replicas moved for one claimant at most; 0 moves nothing.
+        consolidation_wait_s: Wait that a claimant is expected to save by others' moving.
+        consolidation_margin: So many times must the time saved exceed the time lost by moving.
     """
 
     min_runtime_s: Mapping[NodeTypeName, float] = field(default_factory=dict)
     placement: Mapping[NodeTypeName, str] = field(default_factory=dict)
     max_victims: int = 256
     consolidation_max_moves: int = 16
+    consolidation_wait_s: float = 1800.0
+    consolidation_margin: float = 1.5
     hold_deadline_s: float = 120.0
 
 

@@ -5,7 +5,7 @@ through.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from scheduling.core.errors import ScenarioError
@@ -566,8 +566,11 @@ def _eviction_cost(entry: _Object) -> EvictionCost:
 def _policy(entry: _Object) -> Policy:
     default = Policy()
 
-    def given(name: str, read: Callable[[str, int], int], otherwise: int) -> int:
-        return read(name, 0) if entry.has(name) else otherwise
+    def whole(name: str, otherwise: int) -> int:
+        return entry.integer(name, 0) if entry.has(name) else otherwise
+
+    def amount(name: str, otherwise: float) -> float:
+        return entry.number(name, 0) if entry.has(name) else otherwise
 
     min_runtime: dict[NodeTypeName, float] = {}
     if entry.has("min_runtime_s"):
@@ -583,13 +586,11 @@ def _policy(entry: _Object) -> Policy:
     policy = Policy(
         min_runtime_s=min_runtime,
         placement=placement,
-        max_victims=given("max_victims", entry.integer, default.max_victims),
-        consolidation_max_moves=given(
-            "consolidation_max_moves", entry.integer, default.consolidation_max_moves
-        ),
-        hold_deadline_s=entry.number("hold_deadline_s", 0)
-        if entry.has("hold_deadline_s")
-        else default.hold_deadline_s,
+        max_victims=whole("max_victims", default.max_victims),
+        consolidation_max_moves=whole("consolidation_max_moves", default.consolidation_max_moves),
+        consolidation_wait_s=amount("consolidation_wait_s", default.consolidation_wait_s),
+        consolidation_margin=amount("consolidation_margin", default.consolidation_margin),
+        hold_deadline_s=amount("hold_deadline_s", default.hold_deadline_s),
     )
     entry.close()
     return policy

@@ -45,6 +45,8 @@ def _policy(policy: Policy) -> Json:
         "placement": dict(policy.placement),
         "max_victims": policy.max_victims,
         "consolidation_max_moves": policy.consolidation_max_moves,
+        "consolidation_wait_s": policy.consolidation_wait_s,
+        "consolidation_margin": policy.consolidation_margin,
         "hold_deadline_s": policy.hold_deadline_s,
     }
 
