@@ -20,6 +20,7 @@ from django.conf import settings
 from django.core.management import call_command
 from django.core.management.base import BaseCommand, CommandError
 
+from scheduling.agent.forward import SERVER_OPTIONS
 from scheduling.management import embedded, first_start
 from scheduling.management.processes import Program, die_with_parent
 from scheduling.management.supervisor import StartError, StopRequestedError, Supervisor
@@ -163,6 +164,11 @@ def web() -> Program:
         "--lifespan": "off",
         "--timeout-graceful-shutdown": "3",
         "--log-level": env.log_level.lower(),
+        # For notebooks: uvicorn's own limit of a message is 16 MiB, and the next hop would have to
+        # unpack what this one packs.
+        "--ws-max-size": str(SERVER_OPTIONS["ws_max_size"]),
+        "--ws-per-message-deflate": "false",
+        "--ws-ping-timeout": "60",
     }
     return _python(
         "web",
