@@ -15,17 +15,15 @@ os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings")
 pages = get_asgi_application()
 
 from scheduling.proxy import application as session_proxy  # noqa: E402
-try:
-    from scheduling.routing import websocket_urlpatterns
-except ModuleNotFoundError:
-    websocket_urlpatterns = []
+from scheduling.routing import websocket_urlpatterns  # noqa: E402
 
 # Both Django's and Channels' types know less than is true: a route leads to any ASGI application.
 route: Any = re_path
 
 # The proxy checks Origin itself, since sessions may have a host name of their own.
 sessions = route(r"^s/", AuthMiddlewareStack(session_proxy))
-live_updates = AllowedHostsOriginValidator(AuthMiddlewareStack(URLRouter(websocket_urlpatterns)))
+consumers: Any = websocket_urlpatterns
+live_updates = AllowedHostsOriginValidator(AuthMiddlewareStack(URLRouter(consumers)))
 
 application = ProtocolTypeRouter(
     {

@@ -50,6 +50,12 @@ def logging_settings(level: str) -> dict[str, Any]:
             # Django's own handlers print only in debug mode or send mail: ours prints always.
             "django": {"handlers": [], "level": level, "propagate": True},
             "django.server": {"handlers": [], "propagate": True},
+            # So has uvicorn, set up before us.
+            "uvicorn": {"handlers": [], "propagate": True},
+            "uvicorn.error": {"handlers": [], "propagate": True},
+            # Two lines per periodic task say nothing; failures are errors.
+            "celery.worker.strategy": {"level": "WARNING"},
+            "celery.app.trace": {"level": "WARNING"},
             # A line per request of a page that polls says nothing.
             "httpx": {"level": "WARNING"},
             "httpcore": {"level": "WARNING"},

@@ -219,6 +219,9 @@ SECURE_HSTS_SECONDS = 365 * 24 * 3600 if ALLOT.is_https else 0
 SECURE_HSTS_INCLUDE_SUBDOMAINS = ALLOT.is_https
 SECURE_HSTS_PRELOAD = ALLOT.is_https
 
+# An agent's report of a large zone, with samples that waited while we were away.
+DATA_UPLOAD_MAX_MEMORY_SIZE = 16 * 1024 * 1024
+
 SECURE_CONTENT_TYPE_NOSNIFF = True
 SECURE_REFERRER_POLICY = "same-origin"
 SECURE_CROSS_ORIGIN_OPENER_POLICY = "same-origin"

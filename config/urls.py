@@ -21,15 +21,12 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("i18n/", include("django.conf.urls.i18n")),
     path("jsi18n/", JavaScriptCatalog.as_view(), name="javascript-catalog"),
     path("admin/", admin.site.urls),
+    path("", include("telemetry.urls")),
+    path("", include("scheduling.urls")),
 ]
 
-for prefix, module in (
-    ("api/v1/", "scheduling.api.urls"),
-    ("agent/v1/", "scheduling.agent_api"),
-    ("", "telemetry.urls"),
-    ("", "projects.urls"),
-    ("", "scheduling.urls"),
-):
-    parent = module.rpartition(".")[0]
-    if find_spec(parent) and find_spec(module):
-        urlpatterns.append(path(prefix, include(module)))
+if find_spec("scheduling.api.urls"):
+    urlpatterns.append(path("api/v1/", include("scheduling.api.urls")))
+
+# A page that fails because the database is away says so, with 503.
+handler500 = "scheduling.views.errors.server_error"

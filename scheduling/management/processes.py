@@ -5,6 +5,7 @@ Used by the supervisor and by tests alike. No Django here: tests need servers be
 
 import ctypes
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -15,7 +16,7 @@ from pathlib import Path
 PR_SET_PDEATHSIG = 1
 # Between two looks at a process that is not ready yet, or that has been told to stop.
 POLL_S = 0.03
-# A log beyond this is set aside when its process starts; one older generation is kept.
+# A log beyond this is set aside; one older generation is kept.
 MAX_LOG_BYTES = 10 * 1024 * 1024
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -76,9 +77,13 @@ def die_with_parent(number: signal.Signals, parent: int) -> None:
 
 
 def set_aside_large_log(log: Path) -> None:
-    """Keep one older generation of a log that has grown large."""
+    """Keep one older generation of a log that has grown large.
+
+    It is emptied and not replaced: a running process goes on appending to the same file.
+    """
     if log.exists() and log.stat().st_size > MAX_LOG_BYTES:
-        log.replace(log.with_suffix(log.suffix + ".1"))
+        shutil.copyfile(log, log.with_suffix(log.suffix + ".1"))
+        os.truncate(log, 0)
 
 
 def wait_until_ready(program: Program, process: subprocess.Popen[bytes], log: Path) -> None:

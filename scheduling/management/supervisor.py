@@ -21,6 +21,7 @@ from scheduling.management.processes import (
     describe_exit,
     kill_session,
     last_lines,
+    set_aside_large_log,
 )
 from scheduling.management.processes import start as start_process
 
@@ -33,6 +34,8 @@ QUIET_S = 30.0
 HURRIED_LIMIT_S = 1.0
 # How often a program that is not ready is asked again while others are watched.
 READY_POLL_S = 0.1
+# How often the sizes of logs are looked at.
+LOG_LOOK_S = 10.0
 
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -121,8 +124,12 @@ class Supervisor:
 
     def watch(self) -> None:
         """Restart what dies, until a stop is asked for."""
+        logs_due_at = 0.0
         while not self._num_stop_requests:
             self._keep_alive(self._children)
+            if time.monotonic() > logs_due_at:
+                self._set_large_logs_aside()
+                logs_due_at = time.monotonic() + LOG_LOOK_S
             self._sleep(self._next_look_s())
 
     def stop(self) -> None:
@@ -198,6 +205,10 @@ class Supervisor:
         wait_s = child.back_off_s()
         child.restart_at = now + wait_s
         self.say(child.program.name, f"ended ({why}); starts again in {wait_s:.1f} s")
+
+    def _set_large_logs_aside(self) -> None:
+        for child in self._children:
+            set_aside_large_log(child.log)
 
     def _next_look_s(self) -> float:
         """Return how long nothing can be due; a death ends the sleep sooner."""

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from scheduling.management.processes import Program
+from scheduling.management.processes import MAX_LOG_BYTES, Program, set_aside_large_log
 from scheduling.management.supervisor import (
     StartError,
     StopRequestedError,
@@ -186,6 +186,16 @@ def test_a_stop_while_starting_is_heard(world: World) -> None:
 def test_children_do_not_hear_the_terminal(world: World) -> None:
     world.supervisor.start(world.program("web"))
     assert os.getsid(world.supervisor.pids()["web"]) != os.getsid(0)
+
+
+def test_a_log_that_grows_large_is_set_aside(tmp_path: Path) -> None:
+    log = tmp_path / "web.log"
+    log.write_bytes(b"x" * (MAX_LOG_BYTES + 1))
+    with log.open("ab") as writer:
+        set_aside_large_log(log)
+        writer.write(b"goes on")
+    assert log.read_bytes() == b"goes on"
+    assert (tmp_path / "web.log.1").stat().st_size == MAX_LOG_BYTES + 1
 
 
 SUPERVISING = """
