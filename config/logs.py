@@ -6,8 +6,8 @@ from typing import Any
 
 # What every record has; the rest came with `extra=` and is printed.
 _STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
-# Added by Django to request records; neither is readable in a line.
-_LEFT_OUT = frozenset({"request", "server_time"})
+# Added by Django and uvicorn; none of them is readable in a line.
+_LEFT_OUT = frozenset({"request", "server_time", "color_message"})
 
 
 class KeyValueFormatter(logging.Formatter):
@@ -53,6 +53,7 @@ def logging_settings(level: str) -> dict[str, Any]:
             # So has uvicorn, set up before us.
             "uvicorn": {"handlers": [], "propagate": True},
             "uvicorn.error": {"handlers": [], "propagate": True},
+            "uvicorn.access": {"level": "WARNING"},
             # Two lines per periodic task say nothing; failures are errors.
             "celery.worker.strategy": {"level": "WARNING"},
             "celery.app.trace": {"level": "WARNING"},
