@@ -454,6 +454,19 @@ async def test_what_is_open_closes_when_access_ends(
         assert (await browser.get(f"{world.path}/")).status_code in {401, 403, 503}
 
 
+async def test_a_session_that_is_not_ready_for_a_moment_keeps_what_is_open(world: World) -> None:
+    async with world.open_socket() as socket, world.browser() as browser:
+        await Attempt.objects.filter(pk=world.attempt.pk).aupdate(is_ready=False)
+        while (await browser.get(f"{world.path}/echo")).status_code != 503:
+            await asyncio.sleep(0.1)
+        await socket.send("still here")
+        assert await socket.recv() == "still here"
+        await sync_to_async(give_away)(world)
+        with pytest.raises(ConnectionClosed):
+            await asyncio.wait_for(socket.recv(), 20)
+        assert (socket.close_code, socket.close_reason) == (4403, "not your session")
+
+
 # ---------------------------------------------------------------- when something is away
 
 
