@@ -9,6 +9,8 @@ from django.views.i18n import JavaScriptCatalog
 
 from config import health
 
+handler500 = "scheduling.views.errors.server_error"
+
 urlpatterns: list[URLPattern | URLResolver] = [
     path("healthz", health.healthz, name="healthz"),
     path("readyz", health.readyz, name="readyz"),

@@ -1,0 +1,72 @@
+"""The resource bar: used inside allocated inside quota, what is borrowed hatched past the tick.
+
+One value for cluster, node type, node, device and project. Positions are percentages of the bar's
+length as text
+with a decimal point, because they become attributes of an SVG (styles would need an exception from
+the page's
+content security policy).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """Amounts of one resource.
+
+    Attributes:
+        total: The bar's full length; at least what is allocated.
+        allocated: Held now.
+        used: Measured use inside what is allocated; None where it is not measured.
+        quota: Where the tick stands; None: no tick.
+        fair_share: Where the dotted tick stands; None: none.
+        label: For people who cannot see the bar.
+    """
+
+    total: int
+    allocated: int
+    label: str
+    used: float | None = None
+    quota: int | None = None
+    fair_share: int | None = None
+
+    @property
+    def length(self) -> int:
+        return max(self.total, self.allocated, self.quota or 0, self.fair_share or 0, 1)
+
+    def _percent(self, amount: float) -> str:
+        return f"{100 * amount / self.length:.2f}%"
+
+    @property
+    def within_quota(self) -> int:
+        return self.allocated if self.quota is None else min(self.allocated, self.quota)
+
+    @property
+    def borrowed(self) -> int:
+        return self.allocated - self.within_quota
+
+    @property
+    def allocated_width(self) -> str:
+        return self._percent(self.within_quota)
+
+    @property
+    def borrowed_at(self) -> str:
+        return self._percent(self.within_quota)
+
+    @property
+    def borrowed_width(self) -> str:
+        return self._percent(self.borrowed)
+
+    @property
+    def used_width(self) -> str:
+        return self._percent(min(self.used or 0, self.allocated))
+
+    @property
+    def quota_at(self) -> str | None:
+        return None if self.quota is None else self._percent(self.quota)
+
+    @property
+    def fair_share_at(self) -> str | None:
+        return None if self.fair_share is None else self._percent(self.fair_share)

@@ -1,0 +1,177 @@
+"""The live socket of open pages: they say which topics they show, we say which of them changed.
+
+A message says only *changed* (the page asks for its part again through the view that made it) or
+carries the newest sample. Of each topic only the newest message waits to be sent, so a slow browser
+gets the newest state and never a growing queue. Access is checked when a topic is subscribed to and
+again every so often while the socket is open, since memberships end and people log out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+import uuid
+from collections.abc import Iterable
+from typing import Any
+
+from channels.db import database_sync_to_async
+from channels.generic.websocket import AsyncJsonWebsocketConsumer
+
+from projects import access
+from projects.models import Project, User
+from scheduling import live
+from scheduling.models import Workload
+from telemetry import live as samples
+
+CLOSE_NOT_LOGGED_IN = 4401
+CLOSE_BAD_MESSAGE = 4400
+MAX_TOPICS = 120
+MAX_TOPIC_CHARS = 200
+CHECK_AGAIN_S = 30.0
+OPEN_TOPICS = frozenset({live.NODES_TOPIC, live.QUEUE_TOPIC})
+OPEN_SUBJECTS = ("node:", "device:")
+
+Message = dict[str, Any]  # JSON of several shapes
+
+
+class LiveConsumer(AsyncJsonWebsocketConsumer):
+    """One open page."""
+
+    async def connect(self) -> None:
+        self.topics: set[str] = set()
+        self.waiting: dict[str, Message] = {}
+        self.has_news = asyncio.Event()
+        self.sender: asyncio.Task[None] | None = None
+        self.user = self.scope.get("user")
+        if not isinstance(self.user, User) or not self.user.is_active:
+            # Accepted first: of a refused handshake a browser learns no code.
+            await self.accept()
+            await self.close(code=CLOSE_NOT_LOGGED_IN)
+            return
+        await self.accept()
+        self.sender = asyncio.create_task(self._send_news())
+
+    async def disconnect(self, code: int) -> None:
+        if self.sender is not None:
+            self.sender.cancel()
+        for topic in self.topics:
+            await self.channel_layer.group_discard(group_of(topic), self.channel_name)
+
+    async def receive_json(self, content: Any, **_kwargs: Any) -> None:  # whatever a browser sends
+        wanted = content.get("subscribe") if isinstance(content, dict) else None
+        if not isinstance(wanted, list) or not isinstance(self.user, User):
+            await self.close(code=CLOSE_BAD_MESSAGE)
+            return
+        topics = {item for item in wanted if isinstance(item, str) and len(item) <= MAX_TOPIC_CHARS}
+        allowed = await visible_topics(self.user.pk, sorted(topics)[:MAX_TOPICS])
+        await self._listen_to(allowed)
+        await self.send_json({"type": "subscribed", "topics": sorted(allowed)})
+
+    @classmethod
+    async def decode_json(cls, text_data: str) -> Any:
+        try:
+            return await super().decode_json(text_data)
+        except ValueError:
+            return None
+
+    async def _listen_to(self, wanted: set[str]) -> None:
+        """Make the groups those of exactly these topics."""
+        for topic in self.topics - wanted:
+            await self.channel_layer.group_discard(group_of(topic), self.channel_name)
+        for topic in wanted - self.topics:
+            await self.channel_layer.group_add(group_of(topic), self.channel_name)
+        self.topics = wanted
+
+    async def live_changed(self, event: Message) -> None:
+        self._news(event["topic"], {"type": "changed", "topic": event["topic"]})
+
+    async def samples(self, event: Message) -> None:
+        self._news(event["topic"], event)
+
+    def _news(self, topic: str, message: Message) -> None:
+        if topic in self.topics:
+            self.waiting[topic] = message
+            self.has_news.set()
+
+    async def _send_news(self) -> None:
+        """Send what waits, one message per topic, at the browser's own pace."""
+        checked_at = time.monotonic()
+        while True:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.has_news.wait(), CHECK_AGAIN_S)
+            if time.monotonic() - checked_at > CHECK_AGAIN_S:
+                checked_at = time.monotonic()
+                if not await self._is_still_welcome():
+                    return
+            self.has_news.clear()
+            while self.waiting:
+                topic = next(iter(self.waiting))
+                await self.send_json(self.waiting.pop(topic))
+
+    async def _is_still_welcome(self) -> bool:
+        """Drop topics that the person may no longer see; close when they may see nothing."""
+        assert isinstance(self.user, User)  # the sender runs for people only
+        allowed = await visible_topics(self.user.pk, sorted(self.topics))
+        if not allowed and self.topics:
+            await self.close(code=CLOSE_NOT_LOGGED_IN)
+            return False
+        await self._listen_to(allowed)
+        return True
+
+
+def group_of(topic: str) -> str:
+    """The Channels group of any topic, ours or of telemetry."""
+    return live.group_of(topic) if samples.subject_of(topic) is None else samples.group_of(topic)
+
+
+@database_sync_to_async
+def visible_topics(user_id: int, topics: Iterable[str]) -> set[str]:
+    """Those that this person may hear now; at most three queries."""
+    user = User.objects.filter(pk=user_id, is_active=True).first()
+    if user is None:
+        return set()
+    asked = {topic: _asked(topic) for topic in topics}
+    projects = set(
+        access.visible_projects(user)
+        .filter(name__in=[name for kind, name in asked.values() if kind == "project"])
+        .values_list("name", flat=True)
+    )
+    workloads = {
+        str(pk)
+        for pk in Workload.objects.filter(
+            pk__in=[name for kind, name in asked.values() if kind == "workload"],
+            project__in=Project.objects.all()
+            if user.is_superuser
+            else access.visible_projects(user),
+        ).values_list("pk", flat=True)
+    }
+    return {
+        topic
+        for topic, (kind, name) in asked.items()
+        if kind == "open"
+        or (kind == "project" and name in projects)
+        or (kind == "workload" and name in workloads)
+    }
+
+
+def _asked(topic: str) -> tuple[str, str]:
+    """What a topic is about: `open`, `project` or `workload` with its name; `` for none of ours."""
+    if topic in OPEN_TOPICS:
+        return "open", ""
+    subject = samples.subject_of(topic)
+    if subject is not None and subject.startswith(OPEN_SUBJECTS):
+        return "open", ""
+    kind, _colon, name = (subject or topic).partition(":")
+    if kind == "project" and subject is None:
+        return "project", name
+    if kind == "workload" and _is_uuid(name):
+        return "workload", name
+    return "", ""
+
+
+def _is_uuid(text: str) -> bool:
+    try:
+        return str(uuid.UUID(text)) == text
+    except ValueError:
+        return False

@@ -1,0 +1,341 @@
+"""Answers for pages that are not rows: sums per node type, what a project holds, who waits how
+long.
+
+Each function costs a fixed number of queries, however many rows there are.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from django.db.models import Count, Q, QuerySet, Sum
+from django.utils.translation import gettext as _
+
+from projects import access
+from projects.models import NodeType, Project, Role, User
+from scheduling import formats
+from scheduling.bars import Bar
+from scheduling.models import (
+    ACTIVE_PHASES,
+    WAITING_PHASES,
+    Allocation,
+    Device,
+    Node,
+    NodeState,
+    Phase,
+    ProjectUsage,
+    Wait,
+    Workload,
+)
+
+GPU_KEY = "gpu:"
+DEVICE_MILLI = 1000
+
+
+def visible_workloads(user: User) -> QuerySet[Workload]:
+    """Workloads that the person may see by name."""
+    if user.is_superuser:
+        return Workload.objects.all()
+    return Workload.objects.filter(project__in=access.visible_projects(user))
+
+
+# ---------------------------------------------------------------- node types
+
+
+@dataclass(frozen=True, slots=True)
+class TypeSummary:
+    """One node type: how much there is, how much is held, and where it is free.
+
+    Attributes:
+        free_by_node: (wholly free GPUs on a node, number of ready nodes with so many), most first.
+        allocated_cpu_milli: Of all its nodes.
+    """
+
+    node_type: NodeType
+    num_nodes: int
+    num_ready: int
+    is_simulated: bool
+    num_devices: int
+    allocated_milli: int
+    cpu_milli: int
+    allocated_cpu_milli: int
+    memory_mib: int
+    allocated_memory_mib: int
+    free_by_node: tuple[tuple[int, int], ...] = field(default=())
+
+    @property
+    def total_milli(self) -> int:
+        return self.num_devices * DEVICE_MILLI
+
+    @property
+    def has_gpu(self) -> bool:
+        return self.num_devices > 0
+
+    @property
+    def bar(self) -> Bar:
+        """GPUs, or cores where there are none."""
+        if self.has_gpu:
+            return gpu_bar(self.total_milli, self.allocated_milli)
+        label = _("%(allocated)s of %(total)s cores allocated") % {
+            "allocated": formats.cores(self.allocated_cpu_milli),
+            "total": formats.cores(self.cpu_milli),
+        }
+        return Bar(self.cpu_milli, self.allocated_cpu_milli, label)
+
+    @property
+    def bar_text(self) -> str:
+        return self.bar.label
+
+
+def gpu_bar(total_milli: int, allocated_milli: int) -> Bar:
+    label = _("%(allocated)s of %(total)s GPU allocated") % {
+        "allocated": formats.gpus(allocated_milli),
+        "total": formats.gpus(total_milli),
+    }
+    return Bar(total_milli, allocated_milli, label)
+
+
+def type_summaries() -> list[TypeSummary]:
+    """Every node type that has nodes, in the organisation's order; three queries."""
+    devices = {
+        row["node"]: row
+        for row in Device.objects.values("node").annotate(
+            count=Count("uuid"),
+            allocated=Sum("allocated_milli"),
+            free=Count("uuid", filter=Q(allocated_milli=0, is_healthy=True)),
+        )
+    }
+    held = {
+        row["node"]: row
+        for row in Allocation.objects.filter(ended_at__isnull=True)
+        .values("node")
+        .annotate(cpu=Sum("cpu_milli"), memory=Sum("memory_mib"))
+    }
+    by_type: dict[NodeType, list[Node]] = defaultdict(list)
+    nodes = Node.objects.filter(node_type__isnull=False).select_related("node_type")
+    for node in nodes.order_by("node_type__rank", "node_type__name", "name"):
+        if node.node_type is not None:
+            by_type[node.node_type].append(node)
+    return [_summary(node_type, rows, devices, held) for node_type, rows in by_type.items()]
+
+
+Grouped = dict[int, dict[str, int]]
+
+
+def _summary(
+    node_type: NodeType, nodes: Sequence[Node], devices: Grouped, held: Grouped
+) -> TypeSummary:
+    def total(grouped: Grouped, name: str) -> int:
+        return sum(grouped[node.pk][name] for node in nodes if node.pk in grouped)
+
+    ready = [node for node in nodes if node.state == NodeState.READY]
+    free = Counter(devices[node.pk]["free"] for node in ready if node.pk in devices)
+    return TypeSummary(
+        node_type=node_type,
+        num_nodes=len(nodes),
+        num_ready=len(ready),
+        is_simulated=any(node.is_simulated for node in nodes),
+        num_devices=total(devices, "count"),
+        allocated_milli=total(devices, "allocated"),
+        cpu_milli=sum(node.cpu_milli for node in nodes),
+        allocated_cpu_milli=total(held, "cpu"),
+        memory_mib=sum(node.memory_mib for node in nodes),
+        allocated_memory_mib=total(held, "memory"),
+        free_by_node=tuple(sorted(free.items(), reverse=True)),
+    )
+
+
+# ---------------------------------------------------------------- projects
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """What a project holds of one node type's GPUs, with what it is promised."""
+
+    title: str
+    name: str
+    quota: int
+    limit: int | None
+    fair_share: int
+    requested: int
+    allocated: int
+    total: int
+
+    @property
+    def borrowed(self) -> int:
+        return max(self.allocated - self.quota, 0)
+
+    @property
+    def bar(self) -> Bar:
+        return Bar(
+            self.total, self.allocated, self.text, quota=self.quota, fair_share=self.fair_share
+        )
+
+    @property
+    def text(self) -> str:
+        values = {
+            "allocated": formats.gpus(self.allocated),
+            "quota": formats.gpus(self.quota),
+            "borrowed": formats.gpus(self.borrowed),
+        }
+        if self.borrowed:
+            return _("%(allocated)s GPU held, quota %(quota)s, %(borrowed)s borrowed") % values
+        return _("%(allocated)s of %(quota)s GPU of quota held") % values
+
+    @property
+    def share_text(self) -> str:
+        """How the fair share comes about: quota and a part of the rest."""
+        surplus = max(self.fair_share - self.quota, 0)
+        values = {
+            "share": formats.gpus(self.fair_share),
+            "quota": formats.gpus(min(self.quota, self.fair_share)),
+            "surplus": formats.gpus(surplus),
+        }
+        if surplus:
+            return _("fair share now %(share)s: quota %(quota)s + %(surplus)s of the rest") % values
+        return _("fair share now %(share)s") % values
+
+
+def holdings(projects: Iterable[Project]) -> dict[int, list[Holding]]:
+    """Per project, one entry per node type of which it has quota or holds something;
+
+    four queries.
+    """
+    ids = [project.pk for project in projects]
+    types = {item.name: item for item in NodeType.objects.all()}
+    usage: dict[tuple[int, str], ProjectUsage] = {
+        (row.project_id, row.resource.removeprefix(GPU_KEY)): row
+        for row in ProjectUsage.objects.filter(project__in=ids, resource__startswith=GPU_KEY)
+    }
+    quotas: dict[tuple[int, str], tuple[int, int | None]] = {
+        (project, name): (quota, limit)
+        for project, name, quota, limit in Project.objects.filter(
+            pk__in=ids, gpu_quotas__isnull=False
+        ).values_list(
+            "pk",
+            "gpu_quotas__node_type__name",
+            "gpu_quotas__quota_milli",
+            "gpu_quotas__limit_milli",
+        )
+    }
+    totals = _device_totals()
+    found: dict[int, list[Holding]] = defaultdict(list)
+    for name, node_type in types.items():
+        for project_id in ids:
+            holding = _holding(
+                node_type,
+                quotas.get((project_id, name)),
+                usage.get((project_id, name)),
+                totals.get(name, 0),
+            )
+            if holding is not None:
+                found[project_id].append(holding)
+    return found
+
+
+def _device_totals() -> dict[str, int]:
+    rows = Device.objects.values_list("node__node_type__name").annotate(count=Count("uuid"))
+    return {name: count * DEVICE_MILLI for name, count in rows if name}
+
+
+def _holding(
+    node_type: NodeType,
+    quota: tuple[int, int | None] | None,
+    usage: ProjectUsage | None,
+    total: int,
+) -> Holding | None:
+    promised, limit = quota or (0, None)
+    allocated = usage.allocated if usage else 0
+    requested = usage.requested if usage else 0
+    if not (promised or allocated or requested):
+        return None
+    return Holding(
+        title=node_type.title,
+        name=node_type.name,
+        quota=promised,
+        limit=limit,
+        fair_share=usage.fair_share if usage else 0,
+        requested=requested,
+        allocated=allocated,
+        total=total,
+    )
+
+
+def managed_project_ids(user: User) -> frozenset[int] | None:
+    """Projects that the person manages; None stands for all of them (an admin)."""
+    if user.is_superuser:
+        return None
+    managed = access.memberships_of(user).filter(role=Role.MANAGER)
+    return frozenset(managed.values_list("project", flat=True))
+
+
+# ---------------------------------------------------------------- workloads
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    num_running: int
+    num_waiting: int
+
+
+def workload_counts(workloads: QuerySet[Workload]) -> Counts:
+    """How many hold something, and how many wait."""
+    sums = workloads.aggregate(
+        running=Count("pk", filter=Q(phase__in=ACTIVE_PHASES)),
+        waiting=Count("pk", filter=Q(phase__in=WAITING_PHASES)),
+    )
+    return Counts(sums["running"], sums["waiting"])
+
+
+def longest_wait() -> Wait | None:
+    """The open wait that began first, whoever's it is."""
+    return (
+        Wait.objects.filter(ended_at__isnull=True)
+        .select_related("workload__project", "workload__claimant__project")
+        .order_by("started_at", "pk")
+        .first()
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Waited:
+    """Seconds in the queue: in the present wait (None when it does not wait), and in all."""
+
+    now_s: float | None
+    total_s: float
+    num_waits: int
+
+
+def waited(workload_ids: Iterable[uuid.UUID], now: datetime) -> dict[uuid.UUID, Waited]:
+    """How long each has waited; one query."""
+    spans: dict[uuid.UUID, list[tuple[float, bool]]] = defaultdict(list)
+    rows = Wait.objects.filter(workload__in=list(workload_ids)).values_list(
+        "workload", "started_at", "ended_at"
+    )
+    for workload, started_at, ended_at in rows:
+        spans[workload].append(
+            (formats.seconds_since(started_at, ended_at or now), ended_at is None)
+        )
+    return {workload: summed(found) for workload, found in spans.items()}
+
+
+def summed(spans: Sequence[tuple[float, bool]]) -> Waited:
+    """Add up spans, each with whether it is still open."""
+    still_open = [seconds for seconds, is_open in spans if is_open]
+    return Waited(
+        now_s=still_open[-1] if still_open else None,
+        total_s=sum(seconds for seconds, _open in spans),
+        num_waits=len(spans),
+    )
+
+
+NOTHING_WAITED = Waited(None, 0.0, 0)
+
+PHASE_GROUPS: dict[str, tuple[Phase, ...]] = {
+    "waiting": WAITING_PHASES,
+    "active": ACTIVE_PHASES,
+}

@@ -1,0 +1,271 @@
+"""What every page is put together from: icons, states, amounts, times, resource bars.
+
+Tags, not classes of widgets: a template says `{% state workload %}` and this module knows the icon,
+word and hue. Nothing here decides or queries, except the banners, which ask how the system is.
+"""
+
+from __future__ import annotations
+
+import shlex
+from datetime import datetime
+from decimal import Decimal
+from typing import Any
+
+from django import template
+from django.http import HttpRequest
+from django.template.context import Context
+from django.templatetags.static import static
+from django.urls import reverse
+from django.utils import timezone
+from django.utils.html import format_html, format_html_join
+from django.utils.safestring import SafeString
+from django.utils.translation import gettext, pgettext
+
+from scheduling import formats, texts
+from scheduling.bars import Bar
+from scheduling.models import Node, Wait, Workload
+from scheduling.system import Banner, banners
+
+register = template.Library()
+
+STATE_ICONS = {
+    "queued": "clock",
+    "starting": "spinner",
+    "running": "circle",
+    "checkpointing": "disk",
+    "preempted": "pause",
+    "stopping": "spinner",
+    "stopped": "square",
+    "completed": "tick",
+    "failed": "octagon",
+    "lost": "broken",
+    # Of nodes.
+    "ready": "circle",
+    "cordoned": "square",
+}
+
+
+@register.simple_tag
+def icon(name: str) -> SafeString:
+    """A drawing that goes with a word; screen readers skip it."""
+    return format_html(
+        '<svg class="icon" aria-hidden="true"><use href="{}#{}"></use></svg>',
+        static("img/icons.svg"),
+        name,
+    )
+
+
+@register.simple_tag
+def state(subject: Workload | Node) -> SafeString:
+    """A state: icon, word and hue, never one alone."""
+    if isinstance(subject, Workload):
+        code, word = subject.phase, subject.get_phase_display()
+    else:
+        code, word = subject.state, subject.get_state_display()
+    return state_chip(code, word)
+
+
+@register.simple_tag
+def state_chip(code: str, word: str) -> SafeString:
+    """A state by its code and word."""
+    drawing = icon(STATE_ICONS.get(code, "question"))
+    return format_html(
+        '<span class="state state-{}" data-state="{}">{}{}</span>', code, code, drawing, word
+    )
+
+
+@register.filter
+def state_icon(code: str) -> str:
+    """Name of the drawing of a state."""
+    return STATE_ICONS.get(code, "question")
+
+
+@register.filter
+def event_text(event: Any) -> str:
+    """What happened, in words."""
+    return texts.event_sentence(event)
+
+
+@register.filter
+def reason_text(workload: Workload) -> str:
+    """Why it waits, in words; empty where nothing is recorded."""
+    return texts.reason_sentence(workload.reason) if workload.reason else ""
+
+
+@register.filter
+def gpu(milli: int | None) -> str:
+    return "—" if milli is None else formats.gpus(milli)
+
+
+@register.filter
+def cores(milli: int | None) -> str:
+    return "—" if milli is None else formats.cores(milli)
+
+
+@register.filter
+def memory(mib: int | None) -> str:
+    return "—" if mib is None else formats.memory(mib)
+
+
+@register.filter
+def filesize(num_bytes: int) -> str:
+    return formats.size(num_bytes)
+
+
+@register.filter
+def money(amount: Decimal | None) -> str:
+    return "—" if amount is None else formats.money(amount)
+
+
+@register.filter
+def duration(seconds: float | None) -> str:
+    return "—" if seconds is None else formats.duration(seconds)
+
+
+@register.filter
+def milliseconds(seconds: float) -> str:
+    """The duration of a step of the planner."""
+    return f"{formats.decimal(seconds * 1000, 1)}{formats.NO_BREAK}{gettext('ms')}"
+
+
+@register.filter
+def command_line(workload: Workload) -> str:
+    """The command as one would type it."""
+    return shlex.join(workload.command)
+
+
+@register.filter
+def wait_seconds(wait: Wait) -> float:
+    """How long a wait lasted, or lasts until now."""
+    return formats.seconds_since(wait.started_at, wait.ended_at)
+
+
+@register.filter
+def decision_word(kind: str) -> str:
+    """A kind of decision in words."""
+    words = {
+        "start": gettext("start"),
+        "evict": gettext("give way"),
+        "move": gettext("move"),
+        "hold": gettext("wait"),
+    }
+    return words.get(kind, kind)
+
+
+@register.filter
+def outcome_word(outcome: str) -> str:
+    """What became of a plan."""
+    words = {"applied": gettext("carried out"), "stale": gettext("out of date, planned anew")}
+    return words.get(outcome, outcome)
+
+
+@register.simple_tag
+def attempt_pattern() -> str:
+    """How the log's script names an attempt that began while the page was open."""
+    return gettext("attempt %s")
+
+
+@register.simple_tag
+def ago(moment: datetime | None) -> SafeString | str:
+    """How long ago; the absolute time on hover. Kept current by the page's script."""
+    return _time("ago", moment, formats.ago)
+
+
+@register.simple_tag
+def since(moment: datetime | None) -> SafeString | str:
+    """How long it has lasted, from a moment until now."""
+    return _time("since", moment, lambda value: formats.duration(formats.seconds_since(value)))
+
+
+@register.simple_tag
+def moment(value: datetime | None) -> SafeString | str:
+    """A time of day; date and zone on hover."""
+    return _time("moment", value, formats.clock)
+
+
+def _time(kind: str, value: datetime | None, text: Any) -> SafeString | str:
+    if value is None:
+        return "—"
+    return format_html(
+        '<time class="{}" datetime="{}" title="{}">{}</time>',
+        kind,
+        value.isoformat(timespec="seconds"),
+        formats.absolute(value),
+        text(value),
+    )
+
+
+@register.simple_tag
+def script_words() -> SafeString:
+    """Words that the page's script needs to keep times current, as attributes."""
+    words = {
+        "ago": gettext("%(time)s ago"),
+        "unit-s": pgettext("unit of time", "s"),
+        "unit-min": pgettext("unit of time", "min"),
+        "unit-h": pgettext("unit of time", "h"),
+        "unit-d": pgettext("unit of time", "d"),
+        "live-open": gettext("Live"),
+        "live-away": gettext("Reconnecting…"),
+    }
+    return format_html_join("", ' data-{}="{}"', words.items())
+
+
+@register.inclusion_tag("_bar.html")
+def resource_bar(bar: Bar, *, thin: bool = False) -> dict[str, object]:
+    """One bar for cluster, node type, node, device and project alike."""
+    return {"bar": bar, "thin": thin}
+
+
+@register.inclusion_tag("_banners.html")
+def system_banners() -> dict[str, list[Banner]]:
+    """What everybody should know now: simulated nodes, an agent that is away."""
+    return {"banners": banners(timezone.now())}
+
+
+@register.simple_tag(takes_context=True)
+def nav_link(context: Context, view_name: str, drawing: str, label: str) -> SafeString:
+    """A link of the navigation that knows whether it leads to where we are."""
+    address = reverse(view_name)
+    request: HttpRequest | None = context.get("request")
+    here = request.path if request else ""
+    is_here = here == address or (address != "/" and here.startswith(address + "/"))
+    return format_html(
+        '<a href="{}"{}>{}{}</a>',
+        address,
+        SafeString(' aria-current="page"') if is_here else "",
+        icon(drawing),
+        label,
+    )
+
+
+@register.filter
+def initials(user: Any) -> str:
+    """Two letters for a person."""
+    words = str(user).replace("-", " ").replace("_", " ").replace(".", " ").split()
+    return "".join(word[0] for word in words[:2]).upper() or "?"
+
+
+THEMES = {"light": "not all", "dark": "all", "system": "(prefers-color-scheme: dark)"}
+"""The reader's choice, and the media for which the dark colours then apply."""
+
+
+def _theme(context: Context) -> str:
+    request: HttpRequest | None = context.get("request")
+    chosen = request.COOKIES.get("allot_theme", "") if request else ""
+    return chosen if chosen in THEMES else "system"
+
+
+@register.simple_tag(takes_context=True)
+def current_theme(context: Context) -> str:
+    """`system`, `light` or `dark`."""
+    return _theme(context)
+
+
+@register.simple_tag(takes_context=True)
+def theme_sheet(context: Context) -> SafeString:
+    """The dark colours, linked for the media that the reader chose; no script, no flash."""
+    return format_html(
+        '<link rel="stylesheet" id="dark-colours" href="{}" media="{}">',
+        static("css/dark.css"),
+        THEMES[_theme(context)],
+    )

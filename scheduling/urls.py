@@ -1,0 +1,38 @@
+"""Addresses of pages, for people; programs use `/api/v1`."""
+
+from django.urls import include, path
+
+from scheduling import agent_api, form_views
+from scheduling.views import cycles, logs, nodes, overview, preferences, projects, queue, sessions
+from scheduling.views import workload as workload_views
+from scheduling.views import workloads as list_views
+
+app_name = "scheduling"
+
+urlpatterns = [
+    path("", overview.overview, name="overview"),
+    path("banners", overview.banners, name="banners"),
+    path("sessions", sessions.sessions, name="sessions"),
+    path("sessions/new", form_views.new_session, name="new-session"),
+    path("workloads", list_views.workloads, name="workloads"),
+    path("workloads/new", form_views.new_training, name="new-training"),
+    path("workloads/preview", form_views.preview, name="preview"),
+    path("workloads/<uuid:workload_id>", workload_views.workload, name="workload"),
+    path("workloads/<uuid:workload_id>/series", workload_views.series, name="workload-series"),
+    path("workloads/<uuid:workload_id>/stop", workload_views.stop, name="stop"),
+    path("workloads/<uuid:workload_id>/retry", workload_views.retry, name="retry"),
+    path("workloads/<uuid:workload_id>/checkpoint", workload_views.checkpoint, name="checkpoint"),
+    path("workloads/<uuid:workload_id>/log", logs.log, name="log"),
+    path("workloads/<uuid:workload_id>/log/stream", logs.stream, name="log-stream"),
+    path("queue", queue.queue, name="queue"),
+    path("projects", projects.projects, name="projects"),
+    path("projects/<slug:name>", projects.project, name="project"),
+    path("nodes", nodes.nodes, name="nodes"),
+    path("nodes/<str:name>", nodes.node, name="node"),
+    path("cycles", cycles.cycles, name="cycles"),
+    path("cycles/<int:cycle_id>", cycles.cycle, name="cycle"),
+    path("cycles/<int:cycle_id>/scenario.json", cycles.scenario, name="scenario"),
+    path("preferences", preferences.preferences, name="preferences"),
+    path("preferences/theme", preferences.theme, name="theme"),
+    path("agent/v1/", include(agent_api)),
+]

@@ -1,0 +1,1 @@
+"""Pages: each checks access, reads through selectors, renders page or fragment alike."""

@@ -1,0 +1,174 @@
+"""Machines and their devices: what each has, what is held, and by whom."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+from django.contrib.auth.decorators import login_required
+from django.db.models import Count, Sum
+from django.http import HttpResponse
+from django.shortcuts import get_object_or_404
+from django.utils.translation import gettext as _
+from django.views.decorators.http import require_safe
+
+from projects import access
+from projects.models import User
+from scheduling import formats
+from scheduling.bars import Bar
+from scheduling.live import NODES_TOPIC
+from scheduling.models import Allocation, Device, DeviceAllocation, Node
+from scheduling.selectors import DEVICE_MILLI, gpu_bar
+from scheduling.views.charts import node_charts
+from scheduling.views.pages import PageRequest, page
+from telemetry.csp import allows_charts
+
+MAX_NODES = 200
+# So many allocations a node page names; a node rarely holds more.
+MAX_HOLDERS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A node of the list."""
+
+    node: Node
+    num_devices: int
+    allocated_milli: int
+    cpu_held_milli: int
+    memory_held_mib: int
+
+    @property
+    def free_milli(self) -> int:
+        return self.num_devices * DEVICE_MILLI - self.allocated_milli
+
+    @property
+    def bar(self) -> Bar:
+        return gpu_bar(self.num_devices * DEVICE_MILLI, self.allocated_milli)
+
+
+@login_required
+@require_safe
+def nodes(request: PageRequest) -> HttpResponse:
+    """All nodes; whom they serve is shown on a node's page only."""
+    search = request.GET.get("search", "").replace("\0", "").strip()[:63]
+    found = Node.objects.select_related("zone", "node_type").order_by("node_type__rank", "name")
+    if search:
+        found = found.filter(name__icontains=search)
+    rows = list(found[: MAX_NODES + 1])
+    context = {
+        "topics": [NODES_TOPIC],
+        "rows": _rows(rows[:MAX_NODES]),
+        "search": search,
+        "is_cut": len(rows) > MAX_NODES,
+        "max_nodes": MAX_NODES,
+    }
+    return page(request, "scheduling/nodes.html", context)
+
+
+def _rows(found: list[Node]) -> list[Row]:
+    devices = {
+        row["node"]: row
+        for row in Device.objects.filter(node__in=found)
+        .values("node")
+        .annotate(count=Count("uuid"), allocated=Sum("allocated_milli"))
+    }
+    held = {
+        row["node"]: row
+        for row in Allocation.objects.filter(node__in=found, ended_at__isnull=True)
+        .values("node")
+        .annotate(cpu=Sum("cpu_milli"), memory=Sum("memory_mib"))
+    }
+    return [
+        Row(
+            node=node,
+            num_devices=devices.get(node.pk, {}).get("count", 0),
+            allocated_milli=devices.get(node.pk, {}).get("allocated", 0),
+            cpu_held_milli=held.get(node.pk, {}).get("cpu", 0),
+            memory_held_mib=held.get(node.pk, {}).get("memory", 0),
+        )
+        for node in found
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """Who holds a part of a device; `allocation` is None where the person may not see the name."""
+
+    milli: int
+    allocation: Allocation | None
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceCard:
+    device: Device
+    holders: list[Holder] = field(default_factory=list)
+
+    @property
+    def bar(self) -> Bar:
+        return gpu_bar(DEVICE_MILLI, self.device.allocated_milli)
+
+    @property
+    def free_milli(self) -> int:
+        return DEVICE_MILLI - self.device.allocated_milli
+
+
+@login_required
+@require_safe
+@allows_charts
+def node(request: PageRequest, name: str) -> HttpResponse:
+    """One node: devices with who holds which fraction, CPU and memory, charts."""
+    row = get_object_or_404(Node.objects.select_related("zone", "node_type"), name=name)
+    devices = list(row.devices.order_by("index"))
+    allocations = list(
+        row.allocations.filter(ended_at__isnull=True)
+        .select_related("workload__owner", "project", "attempt")
+        .order_by("started_at", "pk")[:MAX_HOLDERS]
+    )
+    visible = set(access.visible_projects(request.user).values_list("pk", flat=True))
+    cpu = sum(allocation.cpu_milli for allocation in allocations)
+    memory = sum(allocation.memory_mib for allocation in allocations)
+    context = {
+        "topics": [NODES_TOPIC],
+        "node": row,
+        "cards": _cards(devices, allocations, visible),
+        "without_gpu": [item for item in allocations if not item.gpu_milli],
+        "visible": visible,
+        "cpu_bar": _cpu_bar(row, cpu),
+        "memory_bar": _memory_bar(row, memory),
+        "charts": _charts(row, devices, request.user),
+    }
+    return page(request, "scheduling/node.html", context)
+
+
+def _charts(row: Node, devices: list[Device], user: User) -> list[object]:
+    return [*node_charts(row, devices, user.time_zone)]
+
+
+def _cards(
+    devices: list[Device], allocations: list[Allocation], visible: set[int]
+) -> list[DeviceCard]:
+    by_id = {allocation.pk: allocation for allocation in allocations}
+    parts = DeviceAllocation.objects.filter(allocation__in=by_id, is_open=True).order_by("pk")
+    holders: dict[str, list[Holder]] = defaultdict(list)
+    for part in parts:
+        allocation = by_id[part.allocation_id]
+        shown = allocation if allocation.project_id in visible else None
+        holders[part.device_id].append(Holder(part.gpu_milli, shown))
+    return [DeviceCard(device, holders[device.pk]) for device in devices]
+
+
+def _cpu_bar(node: Node, held: int) -> Bar:
+    label = _("%(allocated)s of %(total)s cores allocated") % {
+        "allocated": formats.cores(held),
+        "total": formats.cores(node.cpu_milli),
+    }
+    return Bar(node.cpu_milli, held, label)
+
+
+def _memory_bar(node: Node, held: int) -> Bar:
+    label = _("%(allocated)s of %(total)s memory allocated") % {
+        "allocated": formats.memory(held),
+        "total": formats.memory(node.memory_mib),
+    }
+    return Bar(node.memory_mib, held, label)

@@ -1,0 +1,62 @@
+"""The first page: own projects first, then the whole cluster in totals."""
+
+from __future__ import annotations
+
+from django.contrib.auth.decorators import login_required
+from django.http import HttpResponse
+from django.shortcuts import render
+from django.utils import timezone
+from django.views.decorators.http import require_safe
+
+from projects import access
+from projects.models import Project, User
+from scheduling import selectors
+from scheduling.live import NODES_TOPIC, QUEUE_TOPIC
+from scheduling.models import Workload
+from scheduling.views.pages import PageRequest, page
+
+NUM_RECENT = 6
+NUM_PROJECTS = 8
+
+
+@login_required
+@require_safe
+def overview(request: PageRequest) -> HttpResponse:
+    """Tiles, own projects, node types, own recent work."""
+    types = selectors.type_summaries()
+    mine = list(_own_projects(request.user))
+    held = selectors.holdings(mine)
+    with_gpu = [item for item in types if item.has_gpu]
+    wait = selectors.longest_wait()
+    context = {
+        "topics": [NODES_TOPIC, QUEUE_TOPIC],
+        "types": types,
+        "total_milli": sum(item.total_milli for item in with_gpu),
+        "allocated_milli": sum(item.allocated_milli for item in with_gpu),
+        "counts": selectors.workload_counts(Workload.objects.all()),
+        "wait": wait,
+        "may_see_wait": wait is not None and access.may_view_workload(request.user, wait.workload),
+        "projects": [(project, held.get(project.pk, [])) for project in mine],
+        "recent": _recent(request.user),
+        "now": timezone.now(),
+    }
+    return page(request, "scheduling/overview.html", context)
+
+
+def _own_projects(user: User) -> list[Project]:
+    """Those of which the person is a member; an admin without any sees the first few of all."""
+    member_of = Project.objects.filter(pk__in=access.memberships_of(user).values("project"))
+    found = list(member_of[:NUM_PROJECTS])
+    return found or list(access.visible_projects(user)[:NUM_PROJECTS])
+
+
+def _recent(user: User) -> list[Workload]:
+    rows = Workload.objects.filter(owner=user).for_list().order_by("-phase_changed_at")
+    return list(rows[:NUM_RECENT])
+
+
+@login_required
+@require_safe
+def banners(request: PageRequest) -> HttpResponse:
+    """The lines above each page, asked for again from time to time."""
+    return render(request, "scheduling/banners.html")

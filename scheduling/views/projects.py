@@ -1,0 +1,110 @@
+"""Who is promised what and who holds what, per project and node type."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, replace
+
+from django.contrib.auth.decorators import login_required
+from django.core.exceptions import PermissionDenied
+from django.db.models import Count, Q
+from django.http import Http404, HttpResponse
+from django.utils.translation import gettext as _
+from django.views.decorators.http import require_safe
+
+from projects import access
+from projects.models import Project
+from scheduling.live import QUEUE_TOPIC, project_topic
+from scheduling.models import ACTIVE_PHASES, WAITING_PHASES
+from scheduling.selectors import Holding, holdings
+from scheduling.views.pages import PageRequest, page
+
+NUM_WORKLOADS = 30
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    project: Project
+    holdings: list[Holding]
+    num_members: int
+    num_active: int
+    num_waiting: int
+
+
+@login_required
+@require_safe
+def projects(request: PageRequest) -> HttpResponse:
+    """The person's projects by name; all others as one sum."""
+    visible = set(access.visible_projects(request.user).values_list("pk", flat=True))
+    found = list(_counted())
+    held = holdings(found)
+    rows = [
+        Row(item, held.get(item.pk, []), item.num_members, item.num_active, item.num_waiting)
+        for item in found
+        if item.pk in visible
+    ]
+    others = [item for item in found if item.pk not in visible]
+    context = {
+        "topics": [QUEUE_TOPIC],
+        "rows": rows,
+        "num_others": len(others),
+        "others": sum_up([held.get(item.pk, []) for item in others]),
+    }
+    return page(request, "scheduling/projects.html", context)
+
+
+def _counted():  # type: ignore[no-untyped-def]  # annotations have no type of their own
+    active = Q(workloads__phase__in=ACTIVE_PHASES)
+    waiting = Q(workloads__phase__in=WAITING_PHASES)
+    return Project.objects.select_related("department").annotate(
+        num_members=Count("memberships", distinct=True),
+        num_active=Count("workloads", filter=active, distinct=True),
+        num_waiting=Count("workloads", filter=waiting, distinct=True),
+    )
+
+
+def sum_up(groups: list[list[Holding]]) -> list[Holding]:
+    """One holding per node type for projects whose names stay hidden."""
+    by_type: dict[str, list[Holding]] = defaultdict(list)
+    for group in groups:
+        for item in group:
+            by_type[item.name].append(item)
+    return [
+        replace(
+            items[0],
+            quota=sum(item.quota for item in items),
+            limit=None,
+            fair_share=sum(item.fair_share for item in items),
+            requested=sum(item.requested for item in items),
+            allocated=sum(item.allocated for item in items),
+        )
+        for items in by_type.values()
+    ]
+
+
+@login_required
+@require_safe
+def project(request: PageRequest, name: str) -> HttpResponse:
+    """One project: quota per node type, members, newest work."""
+    row = Project.objects.select_related("department").filter(name=name).first()
+    if row is None:
+        raise Http404
+    if not access.may_view_project(request.user, row.pk):
+        raise PermissionDenied(_("You are not a member of this project."))
+    context = {
+        "topics": [project_topic(row.name)],
+        "project": row,
+        "holdings": holdings([row]).get(row.pk, []),
+        "members": list(row.memberships.select_related("user").order_by("role", "user__username")),
+        "workloads": list(row.workloads.for_list()[:NUM_WORKLOADS]),
+        "allowed": _allowed(row),
+    }
+    return page(request, "scheduling/project.html", context)
+
+
+def _allowed(row: Project) -> dict[str, list[str]]:
+    """Titles of the node types open to each kind; a kind that may use all is absent."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for rule in row.allowed_node_types.select_related("node_type"):
+        found[rule.kind].append(rule.node_type.title)
+    return dict(found)

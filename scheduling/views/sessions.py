@@ -1,0 +1,95 @@
+"""My sessions: is it ready, how do I get in, what did I ask for, what does it cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from decimal import Decimal
+from uuid import UUID
+
+from django.contrib.auth.decorators import login_required
+from django.db.models import Q
+from django.http import HttpResponse
+from django.utils import timezone
+from django.views.decorators.http import require_safe
+
+from projects import access
+from projects.models import WorkloadKind
+from scheduling import costs, texts
+from scheduling.live import project_topic
+from scheduling.models import ENDED_PHASES, Phase, Workload
+from scheduling.selectors import NOTHING_WAITED, Waited, waited
+from scheduling.views.pages import PageRequest, page
+
+KEPT_AFTER_END = timedelta(days=14)
+MAX_CARDS = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """A session as its owner sees it."""
+
+    workload: Workload
+    is_connectable: bool
+    is_ended: bool
+    rate_per_hour: Decimal | None
+    cost: Decimal
+    waited: Waited
+    offers: list[texts.Offer]
+
+
+@login_required
+@require_safe
+def sessions(request: PageRequest) -> HttpResponse:
+    """Cards, newest first; ended ones stay for two weeks, to be started again."""
+    now = timezone.now()
+    rows = list(
+        Workload.objects.filter(owner=request.user, kind=WorkloadKind.INTERACTIVE)
+        .filter(~Q(phase__in=ENDED_PHASES) | Q(ended_at__gt=now - KEPT_AFTER_END))
+        .select_related("project", "owner", "node_type", "node", "current", "claimant__project")[
+            :MAX_CARDS
+        ]
+    )
+    projects = dict(access.projects_for_submit(request.user).values_list("pk", "name"))
+    context = {
+        "topics": [project_topic(name) for name in projects.values()],
+        "cards": _cards(rows, set(projects), now),
+        "may_submit": bool(projects),
+    }
+    return page(request, "scheduling/sessions.html", context)
+
+
+def _cards(rows: list[Workload], member_of: set[int], now: datetime) -> list[Card]:
+    ids = [row.pk for row in rows]
+    spent = costs.costs_so_far(ids, now)
+    waits = waited(ids, now)
+    return [_card(row, member_of, spent, waits) for row in rows]
+
+
+def _card(
+    row: Workload,
+    member_of: Iterable[int],
+    spent: Mapping[UUID, Decimal],
+    waits: Mapping[UUID, Waited],
+) -> Card:
+    return Card(
+        workload=row,
+        is_connectable=is_connectable(row) and row.project_id in member_of,
+        is_ended=row.phase in ENDED_PHASES,
+        rate_per_hour=costs.rate_per_hour(row),
+        cost=spent.get(row.pk, Decimal(0)),
+        waited=waits.get(row.pk, NOTHING_WAITED),
+        offers=texts.offers(row.reason, row) if row.phase == Phase.QUEUED else [],
+    )
+
+
+def is_connectable(workload: Workload) -> bool:
+    """Whether its page answers now; the caller checks who asks."""
+    attempt = workload.current
+    return (
+        workload.is_session
+        and workload.phase == Phase.RUNNING
+        and attempt is not None
+        and attempt.is_ready
+    )

@@ -1,0 +1,225 @@
+"""One workload: what it does, why it waits, what displaced it, and what can be done about it."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+
+from django.contrib import messages
+from django.contrib.auth.decorators import login_required
+from django.core.exceptions import PermissionDenied
+from django.http import Http404, HttpResponse
+from django.shortcuts import redirect
+from django.urls import reverse
+from django.utils import timezone
+from django.utils.translation import gettext as _
+from django.views.decorators.http import require_http_methods, require_POST, require_safe
+
+from projects import access
+from projects.models import NodeType, User
+from scheduling import costs, formats, services, texts
+from scheduling.live import workload_topic
+from scheduling.models import (
+    ACTIVE_PHASES,
+    ENDED_PHASES,
+    WAITING_PHASES,
+    Attempt,
+    Checkpoint,
+    Phase,
+    Wait,
+    Workload,
+)
+from scheduling.selectors import Waited, summed
+from scheduling.services import ActionRefusedError
+from scheduling.views.charts import workload_charts
+from scheduling.views.pages import PageRequest, page
+from scheduling.views.preferences import safe_next
+from scheduling.views.sessions import is_connectable
+from telemetry.csp import allows_charts
+from telemetry.views import series_response
+
+MAX_EVENTS = 60
+MAX_WAITS = 60
+MAX_CHECKPOINTS = 20
+
+RELATED = (
+    "project__department",
+    "owner",
+    "node_type",
+    "node__zone",
+    "current__resumed_from",
+    "claimant__project",
+)
+
+
+def find_workload(user: User, workload_id: uuid.UUID) -> Workload:
+    """The workload, if the person may see it.
+
+    Raises:
+        Http404: there is none.
+        PermissionDenied: it is another project's.
+    """
+    workload = Workload.objects.select_related(*RELATED).filter(pk=workload_id).first()
+    if workload is None:
+        raise Http404
+    if not access.may_view_workload(user, workload):
+        raise PermissionDenied
+    return workload
+
+
+@login_required
+@require_safe
+@allows_charts
+def workload(request: PageRequest, workload_id: uuid.UUID) -> HttpResponse:
+    """Everything about one workload on one page."""
+    row = find_workload(request.user, workload_id)
+    now = timezone.now()
+    waits = list(row.waits.select_related("claimant__project").order_by("-started_at")[:MAX_WAITS])
+    attempts = list(row.attempts.select_related("node").order_by("-number"))
+    may_see_cost = access.may_see_cost(request.user, row)
+    context = {
+        "workload": row,
+        "topics": [workload_topic(row.pk)],
+        "actions": _actions(row, request.user),
+        "is_waiting": row.phase in WAITING_PHASES,
+        "is_ended": row.phase in ENDED_PHASES,
+        "reason": texts.reason_sentence(row.reason) if row.reason else "",
+        "per_node_type": texts.per_node_type(row.reason),
+        "offers": texts.offers(row.reason, row),
+        "waits": [(wait, texts.wait_cause(wait)) for wait in waits],
+        "waited": _waited(waits, now),
+        "events": list(row.events.select_related("actor").order_by("-at", "-id")[:MAX_EVENTS]),
+        "attempts": attempts,
+        "attempt": attempts[0] if attempts else None,
+        "checkpoints": list(row.checkpoints.select_related("attempt")[:MAX_CHECKPOINTS]),
+        "may_see_cost": may_see_cost,
+        "rate": costs.rate_per_hour(row) if may_see_cost else None,
+        "cost": costs.costs_so_far([row.pk], now).get(row.pk) if may_see_cost else None,
+        "node_types": _titles(row),
+        "charts": workload_charts(row, request.user.time_zone),
+        "now": now,
+    }
+    return page(request, "scheduling/workload.html", context)
+
+
+def _titles(row: Workload) -> list[str]:
+    """The node types that it accepts, by title, in its order of preference."""
+    titles = dict(NodeType.objects.filter(name__in=row.node_types).values_list("name", "title"))
+    return [titles.get(name, name) for name in row.node_types]
+
+
+def _waited(waits: list[Wait], now: datetime) -> Waited:
+    return summed(
+        [
+            (formats.seconds_since(wait.started_at, wait.ended_at or now), wait.ended_at is None)
+            for wait in waits
+        ]
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Actions:
+    """What the person may do with it now."""
+
+    is_connectable: bool = False
+    may_stop: bool = False
+    may_save: bool = False
+    may_retry: bool = False
+    may_clone: bool = False
+
+
+def _actions(row: Workload, user: User) -> Actions:
+    may_change = access.may_change_workload(user, row)
+    return Actions(
+        is_connectable=is_connectable(row) and access.may_connect(user, row),
+        may_stop=may_change and row.phase not in (*ENDED_PHASES, Phase.STOPPING),
+        may_save=may_change
+        and row.phase == Phase.RUNNING
+        and not row.is_session
+        and row.checkpoint_mode != "none",
+        may_retry=may_change and row.phase in ENDED_PHASES,
+        may_clone=access.may_submit(user, row.project_id),
+    )
+
+
+@login_required
+@require_safe
+def series(request: PageRequest, workload_id: uuid.UUID) -> HttpResponse:
+    """A chart's data again, for a page that was hidden or cut off."""
+    row = find_workload(request.user, workload_id)
+    return series_response(request, f"workload:{row.pk}")
+
+
+# ---------------------------------------------------------------- what can be done
+
+
+@login_required
+@require_http_methods(["GET", "HEAD", "POST"])
+def stop(request: PageRequest, workload_id: uuid.UUID) -> HttpResponse:
+    """Ask first, naming what would be lost; then stop."""
+    row = find_workload(request.user, workload_id)
+    if not access.may_change_workload(request.user, row):
+        raise PermissionDenied
+    if request.method == "POST":
+        return _act(request, row, services.stop, _("“%(name)s” is being stopped."))
+    checkpoint = row.checkpoints.filter(is_kept=True).first()
+    context = {
+        "workload": row,
+        "losses": _losses(row, checkpoint, timezone.now()),
+        "next": safe_next(request, reverse("scheduling:workload", args=[row.pk])),
+    }
+    return page(request, "scheduling/stop.html", context)
+
+
+def _losses(row: Workload, checkpoint: Checkpoint | None, now: datetime) -> list[str]:
+    """What stopping would lose, in sentences."""
+    attempt: Attempt | None = row.current
+    if row.phase not in ACTIVE_PHASES or attempt is None or attempt.started_at is None:
+        return [_("It does not run, so nothing is lost but its place in the queue.")]
+    running = _("It has run for %(time)s.") % {
+        "time": formats.duration(formats.seconds_since(attempt.started_at, now))
+    }
+    if row.is_session:
+        return [running, _("Open notebooks lose what is in memory; files in its folder stay.")]
+    if checkpoint is None:
+        saved = _("It has not saved yet: all progress may be lost.")
+    else:
+        saved = _("Its last checkpoint is %(ago)s.") % {
+            "ago": formats.ago(checkpoint.saved_at, now)
+        }
+    if row.checkpoint_mode == "none":
+        return [running, _("It has no way to save: all progress is lost.")]
+    grace = _("It is asked to save first and has %(time)s for that.") % {
+        "time": formats.duration(row.grace_s)
+    }
+    return [running, saved, grace]
+
+
+@login_required
+@require_POST
+def retry(request: PageRequest, workload_id: uuid.UUID) -> HttpResponse:
+    """Back into the queue with the same settings and folder."""
+    row = find_workload(request.user, workload_id)
+    return _act(request, row, services.retry, _("“%(name)s” is in the queue again."))
+
+
+@login_required
+@require_POST
+def checkpoint(request: PageRequest, workload_id: uuid.UUID) -> HttpResponse:
+    """Save now and go on."""
+    row = find_workload(request.user, workload_id)
+    return _act(request, row, services.checkpoint_now, _("“%(name)s” was asked to save."))
+
+
+def _act(
+    request: PageRequest, row: Workload, action: Callable[..., Workload], done: str
+) -> HttpResponse:
+    try:
+        action(row, actor=request.user)
+    except ActionRefusedError as error:
+        messages.error(request, error.message)
+    else:
+        messages.success(request, done % {"name": row.name})
+    return redirect(safe_next(request, reverse("scheduling:workload", args=[row.pk])))

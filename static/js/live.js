@@ -1,0 +1,153 @@
+// One socket per page. It subscribes to the topics that the page shows and re-requests what changed.
+//
+// `data-live="topic topic"` on an element with `hx-get` and `hx-trigger="changed"` makes it ask for itself
+// again when one of the topics changes; `data-topic` alone subscribes (charts listen to `allot:samples`).
+// While the page is hidden nothing is asked for; after a gap everything is asked for once.
+"use strict";
+
+(() => {
+  const MIN_GAP_MS = 700;
+  const RETRY_MS = [250, 500, 1000, 2000, 4000, 8000];
+  const NOT_LOGGED_IN = 4401;
+  const RESUBSCRIBE_MS = 50;
+
+  let socket = null;
+  let retries = 0;
+  let wasOpen = false;
+  let missedWhileHidden = false;
+  let subscribeTimer = null;
+  const pending = new Map();
+
+  const regions = () => document.querySelectorAll("[data-live]");
+  const topicsOf = (element) => (element.dataset.live || "").split(" ").filter(Boolean);
+
+  const wanted = () => {
+    const topics = new Set();
+    for (const region of regions()) topicsOf(region).forEach((topic) => topics.add(topic));
+    for (const element of document.querySelectorAll("[data-topic]")) topics.add(element.dataset.topic);
+    return [...topics].sort();
+  };
+
+  const showState = (state) => {
+    for (const element of document.querySelectorAll("[data-live-state]")) {
+      element.hidden = false;
+      element.dataset.state = state;
+      element.textContent = state === "open" ? document.body.dataset.liveOpen : document.body.dataset.liveAway;
+    }
+  };
+
+  // The first change is shown at once, those that follow closely together.
+  const refresh = (region) => {
+    const key = region.id;
+    if (pending.has(key)) return;
+    const since = Date.now() - Number(region.dataset.refreshedAt || 0);
+    const wait = Math.max(MIN_GAP_MS - since, 0);
+    const timer = setTimeout(() => {
+      pending.delete(key);
+      const current = document.getElementById(key);
+      if (current) htmx.trigger(current, "changed");
+    }, wait);
+    pending.set(key, timer);
+  };
+
+  const refreshAll = () => {
+    for (const region of regions()) refresh(region);
+    document.dispatchEvent(new CustomEvent("allot:reconnected"));
+  };
+
+  const subscribe = () => {
+    clearTimeout(subscribeTimer);
+    subscribeTimer = setTimeout(() => {
+      if (socket && socket.readyState === WebSocket.OPEN) {
+        socket.send(JSON.stringify({ subscribe: wanted() }));
+      }
+    }, RESUBSCRIBE_MS);
+  };
+
+  const hear = (message) => {
+    if (message.type === "samples") {
+      document.dispatchEvent(new CustomEvent("allot:samples", { detail: message }));
+      return;
+    }
+    if (message.type !== "changed") return;
+    if (document.hidden) {
+      missedWhileHidden = true;
+      return;
+    }
+    for (const region of regions()) {
+      if (topicsOf(region).includes(message.topic)) refresh(region);
+    }
+  };
+
+  const connect = () => {
+    if (!wanted().length) return;
+    const scheme = location.protocol === "https:" ? "wss" : "ws";
+    socket = new WebSocket(`${scheme}://${location.host}${document.body.dataset.liveUrl}`);
+    socket.addEventListener("open", () => {
+      retries = 0;
+      showState("open");
+      socket.send(JSON.stringify({ subscribe: wanted() }));
+      if (wasOpen) refreshAll();
+      wasOpen = true;
+    });
+    socket.addEventListener("message", (event) => hear(JSON.parse(event.data)));
+    socket.addEventListener("close", (event) => {
+      socket = null;
+      if (event.code === NOT_LOGGED_IN) {
+        location.reload();
+        return;
+      }
+      showState("away");
+      const wait = RETRY_MS[Math.min(retries, RETRY_MS.length - 1)];
+      retries += 1;
+      setTimeout(connect, wait * (0.75 + Math.random() / 2));
+    });
+  };
+
+  document.addEventListener("visibilitychange", () => {
+    if (document.hidden || !missedWhileHidden) return;
+    missedWhileHidden = false;
+    refreshAll();
+  });
+
+  document.addEventListener("htmx:beforeRequest", ({ detail }) => {
+    if (detail.elt.matches("[data-live]")) detail.elt.dataset.refreshedAt = String(Date.now());
+  });
+
+  // What is the same stays as it is: no flicker, no lost selection. Times keep themselves current.
+  const plain = (element) => {
+    const copy = element.cloneNode(true);
+    copy.removeAttribute("class");
+    copy.removeAttribute("data-refreshed-at");
+    copy.querySelectorAll("time.ago, time.since").forEach((time) => (time.textContent = ""));
+    copy.querySelectorAll("details[open][id]").forEach((details) => details.removeAttribute("open"));
+    copy.querySelectorAll("input[name=csrfmiddlewaretoken]").forEach((input) => input.remove());
+    return copy.innerHTML;
+  };
+
+  document.addEventListener("htmx:beforeSwap", (event) => {
+    const region = event.detail.target;
+    if (!region || !region.matches || !region.matches("[data-live]")) return;
+    const answer = new DOMParser().parseFromString(event.detail.serverResponse, "text/html");
+    const fresh = answer.getElementById(region.id);
+    if (!fresh) {
+      event.detail.shouldSwap = false;
+      return;
+    }
+    if (plain(fresh) === plain(region)) event.detail.shouldSwap = false;
+    else region.openDetails = [...region.querySelectorAll("details[open][id]")].map(({ id }) => id);
+    openAfterSwap = region.openDetails || [];
+  });
+
+  let openAfterSwap = [];
+  document.addEventListener("htmx:afterSwap", () => {
+    for (const id of openAfterSwap) {
+      const details = document.getElementById(id);
+      if (details) details.open = true;
+    }
+    openAfterSwap = [];
+    subscribe();
+  });
+
+  connect();
+})();
