@@ -9,6 +9,7 @@ import http.client
 import multiprocessing
 import os
 import signal
+import socket
 import sys
 from argparse import ArgumentParser
 from collections.abc import Callable
@@ -222,11 +223,21 @@ def agent() -> Program:
     return _python(
         "agent",
         *("manage.py", "agent"),
-        is_ready=lambda: True,
+        is_ready=lambda: _accepts(settings.ALLOT.run / "relay.sock"),
         # SIGTERM would leave workloads running; Ctrl-C means that they save and stop.
         stop_signal=signal.SIGINT,
         stop_limit_s=AGENT_STOP_LIMIT_S,
     )
+
+
+def _accepts(path: Path) -> bool:
+    """Say whether somebody listens on a Unix socket; a file may be left by one who was killed."""
+    with socket.socket(socket.AF_UNIX) as tried:
+        try:
+            tried.connect(str(path))
+        except OSError:
+            return False
+        return True
 
 
 def _celery(name: str, *arguments: str, stop_limit_s: float) -> Program:
