@@ -15,12 +15,14 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 from django.conf import settings
+from django.urls import reverse
 from django.utils import timezone
+from django.utils.http import urlencode
 from django.utils.translation import gettext
 
 from telemetry import history, live
 from telemetry.figures import Frame, Line, figure, with_gaps, zone_label
-from telemetry.metrics import split_subject
+from telemetry.metrics import Kind, split_subject
 from telemetry.texts import WORDS, MetricWords, Unit
 
 DEFAULT_MINUTES = 30
@@ -53,7 +55,8 @@ class View:
 
     Attributes:
         zone: A zone's name; empty for the organisation's.
-        source: Address that answers with this chart's payload again, for a page that was away.
+        source: Address that answers with this chart's payload again, for a page that was away;
+            needed for workloads only, devices and nodes have one here.
     """
 
     minutes: int = DEFAULT_MINUTES
@@ -131,7 +134,7 @@ def chart_of(specs: Sequence[LineSpec], view: View) -> Chart:
     return Chart(
         id="chart-" + hashlib.sha256(repr(list(specs)).encode()).hexdigest()[:12],
         title=" · ".join(dict.fromkeys(str(own.title) for own in words)),
-        sentence=str(words[0].sentence),
+        sentence=_sentence(specs, words, view),
         unit=frame.unit,
         zone=zone_label(frame.zone, frame.until),
         is_simulated=view.is_simulated,
@@ -145,7 +148,7 @@ def chart_of(specs: Sequence[LineSpec], view: View) -> Chart:
             "zone": frame.zone.key,
             "minutes": view.minutes,
             "gap_s": gap_s,
-            "source": view.source,
+            "source": view.source or _source(specs, view),
             "labels": {
                 "time": gettext("Time"),
                 "no_data": gettext("no data"),
@@ -178,6 +181,20 @@ def _frame(view: View, unit: Unit) -> Frame:
     )
 
 
+def _sentence(specs: Sequence[LineSpec], words: Sequence[MetricWords], view: View) -> str:
+    """What the chart shows; for a simulated device also where its figures come from."""
+    sentence = str(words[0].sentence)
+    if view.is_simulated and any(
+        spec.subject.startswith(f"{Kind.DEVICE}:") or spec.metric.startswith("gpu_")
+        for spec in specs
+    ):
+        sentence += " " + gettext(
+            "The device is simulated: this is the real use of CPU and memory by the processes "
+            "that hold it."
+        )
+    return sentence
+
+
 def _live_line(spec: LineSpec, line: Line, unit: Unit) -> dict[str, Any]:
     """What the page needs to append to a line."""
     return {
@@ -186,6 +203,19 @@ def _live_line(spec: LineSpec, line: Line, unit: Unit) -> dict[str, Any]:
         "scale": unit.scale,
         "last_at": line.points[-1][0].timestamp() if line.points else None,
     }
+
+
+def _source(specs: Sequence[LineSpec], view: View) -> str:
+    """Where devices' and nodes' charts are read again; workloads are not ours to show."""
+    if any(split_subject(spec.subject)[0] is Kind.WORKLOAD for spec in specs):
+        return ""
+    query: dict[str, str | int | list[str]] = {
+        "subject": list(dict.fromkeys(spec.subject for spec in specs)),
+        "metric": list(dict.fromkeys(spec.metric for spec in specs)),
+        "minutes": view.minutes,
+        "zone": view.zone,
+    }
+    return f"{reverse('telemetry:series')}?{urlencode(query, doseq=True)}"
 
 
 def _words_of(spec: LineSpec) -> MetricWords:

@@ -65,11 +65,12 @@ def figure(lines: Iterable[Line], frame: Frame) -> dict[str, Any]:
         layout=go.Layout(
             # Plotly's own template has colours of its own.
             template=go.layout.Template(),
-            margin={"l": 48, "r": 8, "t": 8, "b": 32},
+            margin={"l": 48, "r": 8, "t": 28 if len(drawn) > 1 else 8, "b": 44},
             height=220,
             hovermode="x unified",
             showlegend=len(drawn) > 1,
-            legend={"orientation": "h", "y": -0.18},
+            # Above the lines: below them are the times.
+            legend={"orientation": "h", "x": 0, "y": 1.0, "yanchor": "bottom"},
             xaxis={
                 "type": "date",
                 "range": [wall(t, frame.zone) for t in (frame.since, frame.until)],

@@ -140,7 +140,12 @@
       try {
         const answer = await fetch(this.payload.source, { headers: { Accept: "application/json" } });
         if (answer.ok) {
-          this.load(await answer.json());
+          const payload = await answer.json();
+          // Only this page knows what it calls its lines.
+          payload.figure.data.forEach((trace, number) => {
+            trace.name = this.payload.figure.data[number].name;
+          });
+          this.load(payload);
           this.redrawSoon();
         }
       } catch {
@@ -174,9 +179,10 @@
       const byTime = new Map();
       figure.data.forEach((trace, number) => {
         trace.x.forEach((x, index) => {
-          const row = byTime.get(x) || new Array(figure.data.length).fill(null);
+          const second = x.slice(0, 19);
+          const row = byTime.get(second) || new Array(figure.data.length).fill(null);
           row[number] = trace.y[index];
-          byTime.set(x, row);
+          byTime.set(second, row);
         });
       });
       const heads = [labels.time, ...figure.data.map((t) => `${t.name}, ${labels.unit}`)];
@@ -198,7 +204,7 @@
         const row = body.insertRow();
         const name = document.createElement("th");
         name.scope = "row";
-        name.textContent = time.slice(0, 19).replace("T", " ");
+        name.textContent = time.replace("T", " ");
         row.append(name);
         for (const value of byTime.get(time)) {
           row.insertCell().textContent = value === null ? labels.no_data : number.format(value);
@@ -227,13 +233,15 @@
   document.addEventListener("allot:samples", ({ detail }) => {
     for (const chart of charts.values()) chart.append(detail);
   });
-  document.addEventListener("visibilitychange", () => {
+  const catchUp = () => {
     if (document.hidden) return;
     for (const chart of charts.values()) {
       chart.readAgain();
       chart.redrawSoon();
     }
-  });
+  };
+  document.addEventListener("visibilitychange", catchUp);
+  document.addEventListener("allot:reconnected", catchUp);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
     for (const chart of charts.values()) chart.redraw();
   });
