@@ -94,17 +94,20 @@ class Command(BaseCommand):
 
     def _greet(self) -> None:
         env = settings.ALLOT
-        self.stdout.write(f"\nAllot is ready: {env.public_url}\n")
         logins = env.var / "logins.txt"
-        if logins.exists():
-            self.stdout.write(logins.read_text())
-        self.stdout.write(f"Logs: {env.log_dir}   Stop: Ctrl-C (trainings save first)\n\n")
-        self.stdout.flush()
+        self._print(
+            f"\nAllot is ready: {env.public_url}\n"
+            + (logins.read_text() if logins.exists() else "")
+            + f"Logs: {env.log_dir}   Stop: Ctrl-C (trainings save first)\n"
+        )
 
     def _say(self, name: str, line: str) -> None:
-        # A terminal that is gone must not keep us from stopping in order.
+        self._print(f"{name:<9} {line}")
+
+    def _print(self, text: str) -> None:
+        # A terminal that is gone must not keep us from working, nor from stopping in order.
         with suppress(OSError):
-            self.stdout.write(f"{name:<9} {line}")
+            self.stdout.write(text)
             self.stdout.flush()
 
 
