@@ -20,8 +20,9 @@ from scheduling.routing import websocket_urlpatterns  # noqa: E402
 # Both Django's and Channels' types know less than is true: a route leads to any ASGI application.
 route: Any = re_path
 
-# The proxy checks Origin itself, since sessions may have a host name of their own.
-sessions = route(r"^s/", AuthMiddlewareStack(session_proxy))
+# The proxy checks login and Origin itself: it remembers a yes for a moment, where this stack would
+# ask the database for each of JupyterLab's hundreds of files.
+sessions = route(r"^s/", session_proxy)
 consumers: Any = websocket_urlpatterns
 live_updates = AllowedHostsOriginValidator(AuthMiddlewareStack(URLRouter(consumers)))
 

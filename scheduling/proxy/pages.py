@@ -8,7 +8,7 @@ from django.contrib.auth.views import redirect_to_login
 from django.core.handlers.asgi import ASGIRequest
 from django.http import HttpResponse
 from django.template.loader import render_to_string
-from django.urls import NoReverseMatch, reverse
+from django.urls import reverse
 from django.utils import translation
 from django.utils.translation import gettext as _
 
@@ -118,7 +118,4 @@ def _state_words(refusal: Refusal) -> _Words:
 def _workload_url(refusal: Refusal) -> str | None:
     if refusal.workload_id is None:
         return None
-    try:
-        return reverse("workload", args=[refusal.workload_id])
-    except NoReverseMatch:
-        return None
+    return reverse("scheduling:workload", args=[refusal.workload_id])

@@ -11,7 +11,7 @@ import hashlib
 import json
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +25,13 @@ from django.utils import timezone
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
+from config.asgi import application as web_process
 from projects.models import Membership, Project, Role, User, WorkloadKind
 from scheduling.agent.forward import SERVER_OPTIONS
 from scheduling.agent.relay import RELAY_SERVER_OPTIONS, SessionEndpoint, create_app
 from scheduling.models import Attempt, AttemptPhase, Node, Phase, Workload, Zone
 from scheduling.proxy import SessionProxy
+from scheduling.proxy import application as session_proxy
 from scheduling.proxy.access import Refusal, SessionTarget, Why, find_session
 from tests.jupyter import KERNEL_PROTOCOL, run_cell, running_jupyter
 from tests.serving import Host, TalkingUpstream, served
@@ -248,6 +250,7 @@ async def test_a_session_that_is_not_ready_says_its_state_and_tries_again(
     assert page.status_code == 503
     assert f"<h1>notebook: {phase.label}</h1>" in page.text
     assert page.headers["Refresh"] == "3"
+    assert f'href="/workloads/{world.workload.pk}"' in page.text
     assert "<script" not in page.text
     assert '<html lang="ru"' in russian.text
 
@@ -271,6 +274,21 @@ async def test_a_path_that_climbs_is_refused(world: World) -> None:
 async def test_another_host_name_is_refused(world: World) -> None:
     async with world.browser(Host="evil.example") as browser:
         assert (await browser.get(f"{world.path}/")).status_code == 400
+
+
+async def test_the_web_process_leads_to_it(world: World) -> None:
+    async def tidy(scope: Any, receive: Any, send: Any) -> None:
+        """The web process, which also closes its connections to the relay at its end."""
+        app = session_proxy if scope["type"] == "lifespan" else web_process
+        await app(scope, receive, send)
+
+    with served(tidy, **SERVER_OPTIONS) as port:
+        here = replace(world, port=port)
+        async with here.browser() as browser, here.open_socket() as socket:
+            assert (await browser.get(f"{world.path}/echo")).status_code == 200
+            assert (await browser.get("/healthz")).status_code == 200
+            await socket.send("hello")
+            assert await socket.recv() == "hello"
 
 
 # ---------------------------------------------------------------- from where
