@@ -98,9 +98,11 @@ class CostNow:
     """A cost that grows, for `telemetry/_running_cost.html`: so much at a time, and per hour since.
 
     Attributes:
+        text: The amount as the page writes it; the browser replaces the number in it.
         topic: Each sample on it moves the shown amount; empty for one that no longer grows.
     """
 
+    text: str
     amount: Decimal
     per_hour: Decimal
     at: datetime

@@ -239,9 +239,18 @@ class TestCost:
         parts = [cost.running_cost([i], {"t4": self.Prices()}, UNTIL) for i in intervals]
         assert sum(parts) == total
 
-    def test_the_page_shows_two_digits_and_what_a_browser_needs(self) -> None:
-        now = cost.CostNow(Decimal("1.23456"), Decimal("0.5"), UNTIL, "telemetry:workload:w")
+    def test_the_page_holds_what_a_browser_needs_to_go_on(self) -> None:
+        now = cost.CostNow(
+            "1.23 RUB", Decimal("1.23456"), Decimal("0.5"), UNTIL, "telemetry:node:n"
+        )
         html = render_to_string("telemetry/_running_cost.html", {"cost": now})
-        assert ">1.23<" in html
+        assert ">1.23 RUB<" in html
         assert 'data-cost-amount="1.23456"' in html
         assert f'data-cost-at="{UNTIL.timestamp()}"' in html
+
+    def test_a_cost_that_no_longer_grows_listens_to_nothing(self) -> None:
+        html = render_to_string(
+            "telemetry/_running_cost.html",
+            {"cost": cost.CostNow("1.23 RUB", Decimal("1.23"), Decimal(0), UNTIL)},
+        )
+        assert "data-" not in html

@@ -6,6 +6,7 @@ import shutil
 import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from django.http import HttpRequest, HttpResponse
 from django.template.loader import render_to_string
 
 from telemetry import charts
+from telemetry.cost import CostNow
 from telemetry.csp import allows_charts
 from telemetry.ingestion import ingest
 from telemetry.messages import Sample, SampleBatch
@@ -66,7 +68,10 @@ def policy_of_chart_pages() -> str:
 
 def page_of(chart: charts.Chart) -> str:
     head = render_to_string("telemetry/_chart_head.html")
+    head += render_to_string("telemetry/_cost_head.html")
     body = render_to_string("telemetry/_chart.html", {"chart": chart})
+    growing = CostNow("1,234.50 RUB", Decimal("1234.5"), Decimal(36), NOW, "telemetry:workload:w")
+    body += render_to_string("telemetry/_running_cost.html", {"cost": growing})
     return (
         f'<!doctype html><html lang="en"><head><title>Chart</title><link rel="icon" href="data:,">'
         f'<link rel="stylesheet" href="/static/css/tokens.css">{head}</head>'
@@ -142,3 +147,9 @@ def test_a_chart_shows_gaps_and_what_arrives(page: Page) -> None:
     assert rows.nth(0).inner_text().split("\t") == ["2026-11-29 17:30:05", "no data", "no data"]
     assert rows.nth(1).inner_text().split("\t") == ["2026-11-29 17:30:00", "0", "no data"]
     assert rows.nth(2).inner_text().split("\t") == ["2026-11-29 17:29:55", "10", "20"]
+
+
+def test_a_running_cost_grows_with_each_sample(page: Page) -> None:
+    later = (NOW + timedelta(seconds=150)).timestamp()
+    page.evaluate(ARRIVE, {"topic": "telemetry:workload:w", "at": later, "values": {}})
+    assert page.inner_text(".running-cost") == "1,236.00 RUB"
