@@ -54,7 +54,8 @@ run: setup ## Run all of Allot on this machine until Ctrl-C (ALLOT_PORT, ALLOT_V
 	@exec $(PY) manage.py up
 
 test: lint ## Check everything that CI checks
-	@$(PY) -m pytest -n $(TEST_PROCESSES) --dist loadfile $(TESTS)
+	@$(PY) -m pytest -n $(TEST_PROCESSES) --dist loadfile -m "not alone" $(TESTS)
+	@$(PY) -m pytest -m alone $(TESTS)
 
 # Two cores is what CI has. A file stays in one process: what it starts for all its tests runs once.
 TEST_PROCESSES ?= 2
