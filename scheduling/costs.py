@@ -12,8 +12,10 @@ from datetime import datetime
 from decimal import Decimal
 
 from projects.models import NodeType
-from scheduling.models import Allocation, Workload
-from telemetry.cost import Interval, cost_per_hour, running_cost
+from scheduling import formats
+from scheduling.models import ACTIVE_PHASES, Allocation, Workload
+from telemetry.cost import CostNow, Interval, cost_per_hour, running_cost
+from telemetry.live import topic_for
 
 
 def costs_so_far(workload_ids: Iterable[uuid.UUID], now: datetime) -> dict[uuid.UUID, Decimal]:
@@ -31,9 +33,24 @@ def costs_so_far(workload_ids: Iterable[uuid.UUID], now: datetime) -> dict[uuid.
         "cpu_milli",
         "memory_mib",
     )
-    for workload, *interval in rows:
-        held[workload].append(Interval(*interval))
+    for workload, node_type, started_at, ended_at, gpu_milli, cpu_milli, memory_mib in rows:
+        held[workload].append(
+            Interval(str(node_type), started_at, ended_at, gpu_milli, cpu_milli, memory_mib)
+        )
     return {workload: running_cost(items, prices, now) for workload, items in held.items()}
+
+
+def cost_now(workload: Workload, now: datetime) -> CostNow:
+    """What a workload has cost, for its page: while it holds something the amount grows there."""
+    amount = costs_so_far([workload.pk], now).get(workload.pk, Decimal(0))
+    rate = rate_per_hour(workload) if workload.phase in ACTIVE_PHASES else None
+    return CostNow(
+        text=formats.money(amount),
+        amount=amount,
+        per_hour=rate or Decimal(0),
+        at=now,
+        topic=topic_for(f"workload:{workload.pk}") if rate else "",
+    )
 
 
 def rate_per_hour(workload: Workload) -> Decimal | None:

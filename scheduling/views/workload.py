@@ -96,7 +96,7 @@ def workload(request: PageRequest, workload_id: uuid.UUID) -> HttpResponse:
         "checkpoints": list(row.checkpoints.select_related("attempt")[:MAX_CHECKPOINTS]),
         "may_see_cost": may_see_cost,
         "rate": costs.rate_per_hour(row) if may_see_cost else None,
-        "cost": costs.costs_so_far([row.pk], now).get(row.pk) if may_see_cost else None,
+        "cost": costs.cost_now(row, now) if may_see_cost else None,
         "node_types": _titles(row),
         "charts": workload_charts(row, request.user.time_zone),
         "now": now,
