@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -26,7 +27,7 @@ from telemetry.texts import WORDS
 UNTIL = datetime(2026, 11, 29, 12, 0, tzinfo=UTC)
 
 
-def store(subject: str, metric: str, values: dict[int, float | None]) -> None:
+def store(subject: str, metric: str, values: Mapping[int, float | None]) -> None:
     """Store values by seconds before `UNTIL`."""
     samples = [Sample(subject, UNTIL.timestamp() - s, {metric: v}) for s, v in values.items()]
     ingest(SampleBatch("here", "n", str(hash(subject)), samples), nodes={"n"}, now=UNTIL)
