@@ -4,9 +4,9 @@ Only the wheels' programs are used. Their own start-up code adds a system user, 
 parent folders and leaks the server when its Python dies. No Django here: tests start these servers
 before settings are read.
 
-As root PostgreSQL refuses to run. There it gets a user namespace in which root is called 1000,
-which changes no right of any file; where namespaces are forbidden it runs as *nobody*, who is
-given the two folders that it writes to.
+PostgreSQL refuses to run as root, and as a user without an entry among the machine's users. There
+it gets a user namespace in which we have another number, which changes no right of any file; where
+namespaces are forbidden root runs it as *nobody*, who is given the two folders that it writes to.
 """
 
 import os
@@ -16,14 +16,13 @@ import signal
 import socket
 import subprocess
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
 from scheduling.management.processes import POLL_S, Program
 
-# A number that is nobody's in particular; it exists inside the namespace only.
-NAMESPACE_UID = 1000
 DATABASE = "allot"
 SUPERUSER = "allot"
 SOCKET_NAME = ".s.PGSQL.5432"
@@ -179,6 +178,8 @@ class Valkey:
     def _prepare(self) -> None:
         for folder in (self.data, self.socket.parent):
             folder.mkdir(parents=True, exist_ok=True)
+        # Its files are readable by everybody who reaches them.
+        self.data.chmod(0o700)
         end_leftovers(self.data)
         self.socket.unlink(missing_ok=True)
 
@@ -257,30 +258,45 @@ class _Identity:
 
 
 def _identity(data: Path) -> _Identity:
-    """Choose as whom PostgreSQL runs; a data folder that exists keeps its owner."""
-    if os.geteuid() != 0:
-        return _Identity((), needs_death_signal=False)
-    namespace = (
-        *("unshare", "--user", f"--map-user={NAMESPACE_UID}", f"--map-group={NAMESPACE_UID}"),
-        *("--", "setpriv"),
-    )
-    nobody = pwd.getpwnam("nobody")
-    as_nobody = _Identity(
-        ("setpriv", f"--reuid={nobody.pw_uid}", f"--regid={nobody.pw_gid}", "--clear-groups"),
-        owner=nobody,
-    )
-    owner = data.stat().st_uid if data.exists() else None
-    candidates = [_Identity(namespace), as_nobody]
-    if owner is not None:
-        candidates = [as_nobody if owner == nobody.pw_uid else _Identity(namespace)]
-    for identity in candidates:
+    """Choose as whom PostgreSQL runs; a data folder that exists keeps its owner.
+
+    Raises:
+        EmbeddedServerError: nobody will do.
+    """
+    for identity in _candidates(data.stat().st_uid if data.exists() else None):
         if _works(identity):
             return identity
     raise EmbeddedServerError(
-        "PostgreSQL does not run as root, and this machine lets root neither make a user "
-        "namespace nor run a program from Allot's environment as nobody. Run Allot as an ordinary "
-        "user, or name a server of your own in ALLOT_DATABASE_URL and ALLOT_REDIS_URL."
+        f"PostgreSQL does not run as user {os.geteuid()}, which is root or has no name here, and "
+        "this machine allows neither a user namespace nor, for root, to run a program of Allot's "
+        "environment as nobody. Run Allot as an ordinary user, or name servers of your own in "
+        "ALLOT_DATABASE_URL and ALLOT_REDIS_URL."
     )
+
+
+def _candidates(owner: int | None) -> Iterator[_Identity]:
+    """Yield the identities to try, best first; `owner` is that of the data folder, if it exists."""
+    me = os.geteuid()
+    if me != 0 and _has_name(me):
+        yield _Identity((), needs_death_signal=False)
+        return
+    nobody = pwd.getpwnam("nobody")
+    if owner in (None, me):
+        # Any user with a name will do: nobody else is visible from inside.
+        uid = f"--map-user={nobody.pw_uid}"
+        gid = f"--map-group={nobody.pw_gid}"
+        yield _Identity(("unshare", "--user", uid, gid, "--", "setpriv"))
+    if me == 0 and owner in (None, nobody.pw_uid):
+        uid, gid = f"--reuid={nobody.pw_uid}", f"--regid={nobody.pw_gid}"
+        yield _Identity(("setpriv", uid, gid, "--clear-groups"), owner=nobody)
+
+
+def _has_name(uid: int) -> bool:
+    try:
+        pwd.getpwuid(uid)
+    except KeyError:
+        return False
+    return True
 
 
 def _works(identity: _Identity) -> bool:

@@ -1,10 +1,14 @@
 """The embedded servers, really started, killed and started again."""
 
+import os
+import shutil
 import signal
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import psycopg
 import pytest
 import redis
@@ -112,3 +116,26 @@ def test_servers_stop_by_their_own_signal(tmp_path: Path, start: Started, kind: 
     process = start(program)
     assert processes.stop(program, process)
     assert process.returncode != -signal.SIGKILL
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root changes to another user")
+def test_postgres_runs_as_nobody_where_namespaces_are_forbidden(
+    start: Started, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with tempfile.TemporaryDirectory(prefix="allot-nobody-") as name:
+        folder = Path(name)
+        folder.chmod(0o711)
+        programs = folder / "bin"
+        programs.mkdir()
+        # A machine whose root may change users but make no namespace.
+        (programs / "setpriv").symlink_to(shutil.which("setpriv") or "")
+        monkeypatch.setenv("PATH", str(programs))
+        try:
+            program = embedded.Postgres(folder / "data", folder / "pg").program()
+        except embedded.EmbeddedServerError:
+            pytest.skip("other users cannot reach this environment's programs")
+        process = start(program)
+        assert psutil.Process(process.pid).username() == "nobody"
+        with psycopg.connect(env.database_socket_url(folder)) as connection:
+            assert connection.execute("SELECT 1").fetchone() == (1,)
+        processes.stop(program, process)
