@@ -204,6 +204,7 @@ def _record_attempt(attempt: Attempt, report: protocol.AttemptReport) -> None:
         return
     workload.current = attempt
     if workload.phase == Phase.LOST and report.phase not in ("exited", "refused"):
+        workload.reason = workload.reason.get("before", workload.reason)
         advance(workload, lifecycle.NodeBack(), code="node_back")
     if report.phase in ("exited", "refused"):
         _record_end(workload, attempt, report)
@@ -365,6 +366,13 @@ def _lose(pk: uuid.UUID, now: datetime) -> int:
         return 0
     details = {"node": node.name, "last_report_at": node.last_report_at.isoformat()}
     if workload.phase != Phase.LOST:
+        message = f"{node.name} no longer reports"
+        workload.reason = {
+            "code": "node_lost",
+            "message": message,
+            "details": details,
+            "before": workload.reason,
+        }
         advance(workload, lifecycle.NodeLost(), code="node_lost", details=details)
         return 1
     if workload.is_session or node.last_report_at > now - timedelta(seconds=GIVEN_UP_AFTER_S):

@@ -183,12 +183,14 @@ def test_a_node_that_is_silent_is_lost_and_comes_back_with_its_work(
     for row in (session, training):
         row.refresh_from_db()
         assert row.phase == Phase.LOST
+        assert row.reason["code"] == "node_lost"
     organisation.agent.run(session)
     organisation.agent.run(training)
     for row in (session, training):
         row.refresh_from_db()
         assert row.phase == Phase.RUNNING
         assert row.attempts.count() == 1
+        assert row.reason["code"].startswith("started_")
 
 
 def test_beyond_the_lease_a_lost_training_returns_to_the_queue_and_a_session_is_left_alone(
