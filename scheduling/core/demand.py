@@ -193,7 +193,9 @@ class Shapes:
         return self._amounts(ask, pool.gpu_key, milli)
 
     def _amounts(self, ask: Ask, gpu_key: ResourceKey, milli: int) -> Amounts:
-        pairs = ((0, ask.cpu_milli), (1, ask.memory_mib), (self._resources.number[gpu_key], milli))
+        pairs = [(0, ask.cpu_milli), (1, ask.memory_mib)]
+        if milli:
+            pairs.append((self._resources.number[gpu_key], milli))
         return tuple((r, amount) for r, amount in pairs if amount)
 
     def _fill(self, shape: Shape, node_types: tuple[NodeTypeName, ...] | None) -> None:

@@ -1,7 +1,7 @@
 """Whole plans on random small clusters: stable, deterministic, sessions untouched.
 
-A run is a story: workloads arrive in waves, some end, and after each wave the planner is asked again
-and again. So every state looked at is one that can be reached.
+A run is a story: workloads arrive in waves, some end, and after each wave the planner is asked
+again and again. So every state looked at is one that can be reached.
 """
 
 from __future__ import annotations
