@@ -61,13 +61,12 @@ test: lint ## Check everything that CI checks
 TEST_PROCESSES ?= 2
 TESTS ?=
 
-lint: setup ## Style, types, import contracts, settings, migrations
+lint: setup ## Style, types, import contracts, settings
 	@$(VENV)/bin/ruff check
 	@$(VENV)/bin/ruff format --check
 	@$(VENV)/bin/lint-imports --no-logo
 	@$(PY) -m mypy
 	@ALLOT_PUBLIC_URL=https://allot.example $(PY) manage.py check --deploy --fail-level WARNING
-	@$(PY) -W ignore manage.py makemigrations --check --dry-run
 
 gpu-check: setup ## Check what needs an NVIDIA GPU, and print a table
 	@$(PY) -m pytest -m gpu -p no:randomly -v -rsfE
