@@ -1,8 +1,7 @@
 """Who may see or change what: the only place that answers.
 
 An admin of the platform is a superuser. Everybody else acts through memberships, which may expire.
-Functions about
-workloads take the ids they need, so that this app knows nothing of workloads.
+Functions about workloads take the ids they need, so that this app knows nothing of workloads.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 trail.
 
 Amounts are integers (`_gpu_milli` are thousandths of a GPU). The schema refuses what a row alone
-can show to be
-wrong; sums over rows (quotas against capacity) are refused by `projects.quotas`, under a lock.
+can show to be wrong; sums over rows (quotas against capacity) are refused by `projects.quotas`,
+under a lock.
 """
 
 from __future__ import annotations
@@ -62,8 +62,7 @@ class NodeType(models.Model):
 
     Attributes:
         capacity_gpu_milli: What the registered nodes of this type offer; written by `scheduling`
-            when nodes register,
-            read here so that quotas cannot promise more.
+            when nodes register, read here so that quotas cannot promise more.
     """
 
     name = models.CharField(_("name"), max_length=40, unique=True, validators=[validate_slug])

@@ -1,8 +1,7 @@
 """Change a quota; refuse to promise more than there is.
 
 Sessions rest on quota being there at once, so the sum over projects may not exceed what the
-registered nodes of a type
-offer, and there is no override.
+registered nodes of a type offer, and there is no override.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ WAKE_CHANNEL = "allot_wake"
 def promised_milli(node_type: NodeType, *, except_project: Project | None = None) -> int:
     """Sum of the quotas of a node type, in thousandths of a GPU."""
     quotas = GpuQuota.objects.filter(node_type=node_type)
-    if except_project is not None:
+    if except_project is not None and except_project.pk is not None:
         quotas = quotas.exclude(project=except_project)
     return quotas.aggregate(total=Sum("quota_milli"))["total"] or 0
 

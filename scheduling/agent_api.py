@@ -1,8 +1,7 @@
 """The orchestrator's side of `allot-agent/1` (`agent.protocol`): reports in, desired state out.
 
 A zone's agent presents its bearer token with each request. Everything is validated here, at the
-edge; a message that
-cannot be understood is answered in words and changes nothing.
+edge; a message that cannot be understood is answered in words and changes nothing.
 """
 
 from __future__ import annotations

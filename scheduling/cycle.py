@@ -1,8 +1,7 @@
 """One planning cycle on the database: snapshot, plan, record. One at a time, whoever asks.
 
 Called by the listening thread (woken by NOTIFY) and by the periodic task; both may fail or be
-killed at any moment, and
-the next one begins from the rows.
+killed at any moment, and the next one begins from the rows.
 """
 
 from __future__ import annotations

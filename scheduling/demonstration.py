@@ -1,8 +1,7 @@
 """The demonstration organisation, as data: what `manage.py demo` creates on a first start.
 
 Two departments, three teams and one person who is a project; quotas that leave something to borrow;
-an admin and a
-researcher in each project.
+an admin and a researcher in each project.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The planner's ear: a thread in the worker that hears NOTIFY and plans at once.
 
 Beat's periodic task does the same work when a notification is missed, so this thread may die with
-its process at any
-moment. Notifications that come while a cycle runs are answered by one more cycle.
+its process at any moment. Notifications that come while a cycle runs are answered by one more
+cycle.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 changed.
 
 A message only says *changed*; the browser asks for its partial again through the same view, with
-the same access
-check, so that nothing is ever pushed to somebody who may not see it.
+the same access check, so that nothing is ever pushed to somebody who may not see it.
 """
 
 from __future__ import annotations

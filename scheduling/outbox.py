@@ -2,8 +2,8 @@
 end.
 
 Waking an agent is all that a zone with an agent needs, since it reads its desired state itself; the
-row is what makes
-sure that it is woken although the worker may die between the decision and the call.
+row is what makes sure that it is woken although the worker may die between the decision and the
+call.
 """
 
 from __future__ import annotations

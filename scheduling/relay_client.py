@@ -1,9 +1,8 @@
 """The web's and the worker's calls to an agent's relay: wake it, check a command, read a log.
 
 The relay is reached at the address of the zone's last report, over a Unix socket or TCP, with the
-secret that came
-with it. Everything here is a hint or a convenience: when the agent is away the caller goes on
-without.
+secret that came with it. Everything here is a hint or a convenience: when the agent is away the
+caller goes on without.
 """
 
 from __future__ import annotations

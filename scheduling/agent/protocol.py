@@ -1,11 +1,9 @@
 """Messages between the orchestrator and a zone's Resource Controller: `allot-agent/1`.
 
 State is level-triggered. An agent reports everything it observes (`Report`), asks for everything
-that should be
-(`Desired`), and acts on the difference; either side may restart at any moment and any message may
-be repeated.
-Messages are JSON. A reader ignores fields that it does not know; a new meaning needs a new
-`PROTOCOL`.
+that should be (`Desired`), and acts on the difference; either side may restart at any moment and
+any message may be repeated. Messages are JSON. A reader ignores fields that it does not know; a new
+meaning needs a new `PROTOCOL`.
 
 HTTP, with `Authorization: Bearer <agent token>`:
 

@@ -17,9 +17,8 @@ class Reason:
     both.
 
     `offers` are what the person could do: `{"id": "request_quota"}`, `{"id": "smaller",
-    "gpu_milli": 250}`,
-    `{"id": "choose_node_type", "node_type": "v100"}`, …
-    `per_node_type` has one entry per node type tried.
+    "gpu_milli": 250}`, `{"id": "choose_node_type", "node_type": "v100"}`, … `per_node_type` has one
+    entry per node type tried.
     """
 
     code: str
@@ -104,12 +103,10 @@ class Plan:
 
     Attributes:
         decisions: Evictions first, in the order they were decided. Exactly one Start or Hold for
-            each workload with a
-            pending replica.
+            each workload with a pending replica.
         numbers: Per project and resource.
         queue_positions: Per waiting workload: 1-based place among those waiting for the same
-            project and first-choice
-            resource, and their number.
+            project and first-choice resource, and their number.
     """
 
     decisions: tuple[Decision, ...]

@@ -1,9 +1,8 @@
 """Record what an agent reports: nodes and devices as they are, attempts as they go.
 
 Reports are level-triggered, so each may be repeated, come late, or be the first after a long
-silence; recording one
-twice changes nothing. The message classes are the agent's (`agent.protocol`), known here by their
-shape only.
+silence; recording one twice changes nothing. The message classes are the agent's
+(`agent.protocol`), known here by their shape only.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Record a plan: one transaction that the schema, the generations and the locks keep honest.
 
 What cannot be recorded any more (a workload changed since the snapshot) makes the whole plan stale;
-the caller plans
-anew. Each decision leaves a row that says why.
+the caller plans anew. Each decision leaves a row that says why.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Accept a workload, or say what would happen to it.
 
 Form, API and every other way in call `submit`; what a form can check by itself it has checked
-before (`WorkloadSpec`
-holds clean values), and what may have changed since then is checked here, under the transaction
-that creates the row.
+before (`WorkloadSpec` holds clean values), and what may have changed since then is checked here,
+under the transaction that creates the row.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ import msgspec
 from django.db import IntegrityError, transaction
 from django.utils import timezone
 from django.utils.translation import gettext as _
-from telemetry.cost import cost_per_hour
 
 from projects import access
 from projects.models import NodeType, Project, User, WorkloadKind
@@ -30,6 +28,7 @@ from scheduling.models import Node, NodeState, Phase, Workload, Zone
 from scheduling.relay_client import AgentAwayError, FieldProblem
 from scheduling.services.events import announce_workload, open_wait, record_event, wake_planner
 from scheduling.snapshot import core_workload, replica_id, take_snapshot
+from telemetry.cost import cost_per_hour
 
 
 @dataclass(frozen=True, slots=True)

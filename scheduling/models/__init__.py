@@ -1,0 +1,69 @@
+"""What runs where, what waits and why: the rows behind the scheduler's snapshot and the pages.
+
+`Workload` is what a person submitted, `Attempt` one start of it on a node, `Allocation` the
+resources held by an attempt for an interval, `Wait` one interval in the queue with its cause.
+`Device.allocated_milli` changes in the same transaction as the allocations, so that the schema
+itself refuses to give a device out twice.
+"""
+
+from scheduling.models.attempts import (
+    Allocation,
+    Attempt,
+    AttemptGoal,
+    AttemptPhase,
+    Checkpoint,
+    DeviceAllocation,
+    DeviceHold,
+)
+from scheduling.models.nodes import (
+    Device,
+    Node,
+    NodeState,
+    Zone,
+)
+from scheduling.models.records import (
+    Command,
+    CycleRecord,
+    ProjectUsage,
+)
+from scheduling.models.workloads import (
+    ACTIVE_PHASES,
+    ENDED_PHASES,
+    WAITING_PHASES,
+    CheckpointMode,
+    Event,
+    Phase,
+    Priority,
+    Wait,
+    Workload,
+    WorkloadQuerySet,
+    new_session_secret,
+)
+
+__all__ = [
+    "ACTIVE_PHASES",
+    "ENDED_PHASES",
+    "WAITING_PHASES",
+    "Allocation",
+    "Attempt",
+    "AttemptGoal",
+    "AttemptPhase",
+    "Checkpoint",
+    "CheckpointMode",
+    "Command",
+    "CycleRecord",
+    "Device",
+    "DeviceAllocation",
+    "DeviceHold",
+    "Event",
+    "Node",
+    "NodeState",
+    "Phase",
+    "Priority",
+    "ProjectUsage",
+    "Wait",
+    "Workload",
+    "WorkloadQuerySet",
+    "Zone",
+    "new_session_secret",
+]

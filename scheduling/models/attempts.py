@@ -1,0 +1,213 @@
+"""Starts of a workload on a node: what each holds, what it saved, and what is kept for the next."""
+
+from __future__ import annotations
+
+import uuid
+from typing import TYPE_CHECKING, ClassVar
+
+from django.contrib.postgres.fields import ArrayField
+from django.db import models
+from django.db.models import F, Q
+from django.utils.translation import gettext_lazy as _
+
+from projects.models import Project
+from scheduling.models.nodes import Device, Node
+from scheduling.models.workloads import Workload
+
+if TYPE_CHECKING:
+    from django_stubs_ext.db.models.manager import RelatedManager
+
+
+class AttemptPhase(models.TextChoices):
+    STARTING = "starting", _("Starting")
+    RUNNING = "running", _("Running")
+    SAVING = "saving", _("Saving")
+    STOPPING = "stopping", _("Stopping")
+    ENDED = "ended", _("Ended")
+
+
+class AttemptGoal(models.TextChoices):
+    """What the agent is asked for; the values are those of `agent.protocol.Goal`."""
+
+    RUN = "run"
+    CHECKPOINT = "checkpoint"
+    EVICT = "evict"
+    STOP = "stop"
+
+
+class Attempt(models.Model):
+    """One start of a workload on a node, with its own log.
+
+    Attributes:
+        goal_detail: Why it is to stop, in words, for the attempt's log.
+        is_ready: For a session: its socket answers.
+        lost_progress_s: For an evicted one: seconds since its last checkpoint when it stopped.
+    """
+
+    id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
+    workload = models.ForeignKey(Workload, on_delete=models.CASCADE, related_name="attempts")
+    number = models.PositiveIntegerField()
+    node = models.ForeignKey(Node, on_delete=models.PROTECT, related_name="attempts")
+    phase = models.CharField(
+        max_length=16, choices=AttemptPhase.choices, default=AttemptPhase.STARTING
+    )
+    goal = models.CharField(max_length=16, choices=AttemptGoal.choices, default=AttemptGoal.RUN)
+    goal_detail = models.CharField(max_length=500, blank=True)
+    goal_at = models.DateTimeField(null=True, blank=True)
+    is_ready = models.BooleanField(default=False)
+    placed_at = models.DateTimeField()
+    started_at = models.DateTimeField(null=True, blank=True)
+    ready_at = models.DateTimeField(null=True, blank=True)
+    ended_at = models.DateTimeField(null=True, blank=True)
+    exit_code = models.IntegerField(null=True, blank=True)
+    exit_cause = models.CharField(max_length=32, blank=True)
+    error = models.TextField(blank=True)
+    last_lines = ArrayField(models.TextField(), default=list, blank=True)
+    peak_memory_mib = models.PositiveIntegerField(null=True, blank=True)
+    memory_limit_mib = models.PositiveIntegerField(null=True, blank=True)
+    cpu_limit_milli = models.PositiveIntegerField(null=True, blank=True)
+    resumed_from = models.ForeignKey(
+        "Checkpoint", on_delete=models.SET_NULL, null=True, blank=True, related_name="+"
+    )
+    lost_progress_s = models.FloatField(null=True, blank=True)
+
+    if TYPE_CHECKING:
+        allocation: Allocation
+        checkpoints: RelatedManager[Checkpoint]
+
+    class Meta:
+        ordering = ("workload", "number")
+        constraints: ClassVar = [
+            models.UniqueConstraint(fields=["workload", "number"], name="attempt_number_unique"),
+            models.UniqueConstraint(
+                fields=["workload"],
+                condition=~Q(phase="ended"),
+                name="attempt_one_open_per_workload",
+            ),
+            models.CheckConstraint(
+                condition=Q(phase__in=AttemptPhase.values), name="attempt_phase_known"
+            ),
+            models.CheckConstraint(
+                condition=Q(goal__in=AttemptGoal.values), name="attempt_goal_known"
+            ),
+            models.CheckConstraint(
+                condition=Q(phase="ended", ended_at__isnull=False)
+                | (~Q(phase="ended") & Q(ended_at__isnull=True)),
+                name="attempt_end_agrees",
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.workload} #{self.number}"
+
+
+class Allocation(models.Model):
+    """What an attempt holds, from the decision to start it until its end is known.
+
+    Attributes:
+        gpu_milli: Sum over its devices.
+        is_borrowed: Beyond quota when it was given.
+    """
+
+    attempt = models.OneToOneField(Attempt, on_delete=models.CASCADE, related_name="allocation")
+    workload = models.ForeignKey(Workload, on_delete=models.CASCADE, related_name="allocations")
+    project = models.ForeignKey(Project, on_delete=models.PROTECT, related_name="+")
+    node = models.ForeignKey(Node, on_delete=models.PROTECT, related_name="allocations")
+    gpu_milli = models.PositiveIntegerField(default=0)
+    cpu_milli = models.PositiveIntegerField()
+    memory_mib = models.PositiveIntegerField()
+    is_borrowed = models.BooleanField(default=False)
+    started_at = models.DateTimeField()
+    ended_at = models.DateTimeField(null=True, blank=True)
+
+    if TYPE_CHECKING:
+        devices: RelatedManager[DeviceAllocation]
+
+    class Meta:
+        indexes: ClassVar = [
+            models.Index(
+                fields=["node"], name="allocation_open", condition=Q(ended_at__isnull=True)
+            ),
+            models.Index(fields=["started_at", "ended_at"], name="allocation_interval"),
+        ]
+        constraints: ClassVar = [
+            models.CheckConstraint(
+                condition=Q(ended_at__isnull=True) | Q(ended_at__gte=F("started_at")),
+                name="allocation_interval_valid",
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.workload_id} on {self.node_id}"
+
+
+class DeviceAllocation(models.Model):
+    """The part of one device that an allocation holds.
+
+    `memory_mib` is what the attempt sees as the device's total.
+    """
+
+    allocation = models.ForeignKey(Allocation, on_delete=models.CASCADE, related_name="devices")
+    device = models.ForeignKey(Device, on_delete=models.PROTECT, related_name="allocations")
+    gpu_milli = models.PositiveIntegerField()
+    memory_mib = models.PositiveIntegerField()
+    is_open = models.BooleanField(default=True)
+
+    class Meta:
+        constraints: ClassVar = [
+            models.CheckConstraint(
+                condition=Q(gpu_milli__gte=1, gpu_milli__lte=1000), name="device_allocation_range"
+            ),
+            models.UniqueConstraint(
+                fields=["allocation", "device"], name="device_allocation_unique"
+            ),
+            models.UniqueConstraint(
+                fields=["device"],
+                condition=Q(is_open=True, gpu_milli=1000),
+                name="device_whole_given_once",
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.device_id}: {self.gpu_milli}"
+
+
+class DeviceHold(models.Model):
+    """Capacity that victims are releasing, kept for their claimant (`Replica.held` in the core)."""
+
+    workload = models.OneToOneField(Workload, on_delete=models.CASCADE, related_name="hold")
+    node = models.ForeignKey(Node, on_delete=models.CASCADE, related_name="+")
+    device_indices = ArrayField(models.PositiveSmallIntegerField(), default=list, blank=True)
+    milli_per_device = models.PositiveIntegerField(default=0)
+    created_at = models.DateTimeField()
+    expires_at = models.DateTimeField()
+
+    def __str__(self) -> str:
+        return f"{self.workload_id} on {self.node_id}"
+
+
+class Checkpoint(models.Model):
+    """A complete, verified checkpoint in the store, as its agent reports it.
+
+    `is_kept` is False once it expired.
+    """
+
+    workload = models.ForeignKey(Workload, on_delete=models.CASCADE, related_name="checkpoints")
+    attempt = models.ForeignKey(
+        Attempt, on_delete=models.SET_NULL, null=True, related_name="checkpoints"
+    )
+    key = models.CharField(max_length=200)
+    step = models.BigIntegerField(null=True, blank=True)
+    saved_at = models.DateTimeField()
+    size_bytes = models.BigIntegerField()
+    sha256 = models.CharField(max_length=64)
+    is_kept = models.BooleanField(default=True)
+
+    class Meta:
+        ordering = ("-saved_at",)
+        constraints: ClassVar = [
+            models.UniqueConstraint(fields=["workload", "key"], name="checkpoint_key_unique"),
+        ]
+
+    def __str__(self) -> str:
+        return self.key

@@ -1,0 +1,108 @@
+"""Zones, nodes and devices, as their agents declare them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from django.db import models
+from django.db.models import Q
+from django.utils.translation import pgettext_lazy
+
+from projects.models import NodeType, validate_slug
+
+if TYPE_CHECKING:
+    from django_stubs_ext.db.models.manager import RelatedManager
+
+
+class Zone(models.Model):
+    """Nodes under one Resource Controller (agent).
+
+    Attributes:
+        token_hash: SHA-256 of the agent's bearer token.
+        relay_url, relay_secret: Where the agent's relay listens, and what it expects; both come in
+            each report.
+        clock_skew_s: The agent's clock minus ours at the last report.
+    """
+
+    name = models.CharField(max_length=40, unique=True, validators=[validate_slug])
+    token_hash = models.CharField(max_length=64)
+    relay_url = models.CharField(max_length=200, blank=True)
+    relay_secret = models.CharField(max_length=100, blank=True)
+    last_report_at = models.DateTimeField(null=True, blank=True)
+    clock_skew_s = models.FloatField(default=0.0)
+    is_stopping = models.BooleanField(default=False)
+
+    if TYPE_CHECKING:
+        nodes: RelatedManager[Node]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class NodeState(models.TextChoices):
+    READY = "ready", pgettext_lazy("node", "Ready")
+    CORDONED = "cordoned", pgettext_lazy("node", "Cordoned")
+    LOST = "lost", pgettext_lazy("node", "Lost")
+
+
+class Node(models.Model):
+    """A machine, real or simulated, as its agent declares it."""
+
+    name = models.CharField(max_length=63, unique=True)
+    zone = models.ForeignKey(Zone, on_delete=models.PROTECT, related_name="nodes")
+    node_type = models.ForeignKey(
+        NodeType, on_delete=models.PROTECT, null=True, blank=True, related_name="nodes"
+    )
+    labels = models.JSONField(default=dict)
+    cpu_milli = models.PositiveIntegerField()
+    memory_mib = models.PositiveIntegerField()
+    state = models.CharField(max_length=16, choices=NodeState.choices, default=NodeState.READY)
+    is_simulated = models.BooleanField(default=False)
+    is_isolated = models.BooleanField(default=False)
+    isolation_note = models.CharField(max_length=500, blank=True)
+    fraction_mechanism = models.CharField(max_length=200, blank=True)
+    driver = models.CharField(max_length=40, blank=True)
+    last_report_at = models.DateTimeField(null=True, blank=True)
+
+    if TYPE_CHECKING:
+        devices: RelatedManager[Device]
+
+    class Meta:
+        ordering = ("name",)
+        constraints: ClassVar = [
+            models.CheckConstraint(
+                condition=Q(state__in=NodeState.values), name="node_state_known"
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class Device(models.Model):
+    """One GPU.
+
+    Attributes:
+        memory_mib: Usable memory.
+        allocated_milli: Held now, by all attempts that have not ended.
+    """
+
+    uuid = models.CharField(primary_key=True, max_length=64)
+    node = models.ForeignKey(Node, on_delete=models.CASCADE, related_name="devices")
+    index = models.PositiveSmallIntegerField()
+    model = models.CharField(max_length=80)
+    memory_mib = models.PositiveIntegerField()
+    allocated_milli = models.PositiveIntegerField(default=0)
+    is_healthy = models.BooleanField(default=True)
+
+    class Meta:
+        ordering = ("node", "index")
+        constraints: ClassVar = [
+            models.UniqueConstraint(fields=["node", "index"], name="device_index_unique"),
+            models.CheckConstraint(
+                condition=Q(allocated_milli__lte=1000), name="device_not_over_allocated"
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.node_id}/{self.index}"

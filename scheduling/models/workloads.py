@@ -1,0 +1,286 @@
+"""What people submit: the workload, its waits and what happened to it."""
+
+from __future__ import annotations
+
+import secrets
+import uuid
+from typing import TYPE_CHECKING, ClassVar, Self
+
+from django.contrib.postgres.fields import ArrayField
+from django.db import models
+from django.db.models import F, Q
+from django.utils.translation import gettext_lazy as _
+
+from projects.models import NodeType, Project, User, WorkloadKind, validate_slug
+from scheduling.models.nodes import Node
+
+if TYPE_CHECKING:
+    from django_stubs_ext.db.models.manager import RelatedManager
+
+    from scheduling.models.attempts import Attempt, Checkpoint
+
+
+class Phase(models.TextChoices):
+    """States of a workload (the transitions are those of `core.lifecycle`)."""
+
+    QUEUED = "queued", _("Queued")
+    STARTING = "starting", _("Starting")
+    RUNNING = "running", _("Running")
+    CHECKPOINTING = "checkpointing", _("Saving")
+    PREEMPTED = "preempted", _("Preempted")
+    STOPPING = "stopping", _("Stopping")
+    STOPPED = "stopped", _("Stopped")
+    COMPLETED = "completed", _("Completed")
+    FAILED = "failed", _("Failed")
+    LOST = "lost", _("Lost")
+
+
+WAITING_PHASES = (Phase.QUEUED, Phase.PREEMPTED)
+ACTIVE_PHASES = (Phase.STARTING, Phase.RUNNING, Phase.CHECKPOINTING, Phase.STOPPING, Phase.LOST)
+ENDED_PHASES = (Phase.STOPPED, Phase.COMPLETED, Phase.FAILED)
+
+
+class Priority(models.IntegerChoices):
+    """Order of workloads inside a project."""
+
+    VERY_LOW = 10, _("very low")
+    LOW = 30, _("low")
+    MEDIUM = 50, _("medium")
+    HIGH = 70, _("high")
+    VERY_HIGH = 90, _("very high")
+
+
+class CheckpointMode(models.TextChoices):
+    NONE = "none", _("none")
+    SIGNAL = "signal", _("by signal")
+    COMMAND = "command", _("by command")
+
+
+class WorkloadQuerySet(models.QuerySet["Workload"]):
+    def waiting(self) -> Self:
+        return self.filter(phase__in=WAITING_PHASES)
+
+    def active(self) -> Self:
+        return self.filter(phase__in=ACTIVE_PHASES)
+
+    def unfinished(self) -> Self:
+        return self.exclude(phase__in=ENDED_PHASES)
+
+    def visible_to(self, user: User) -> Self:
+        """Those of the projects of which the person is a member; an admin sees all."""
+        if user.is_superuser:
+            return self
+        return self.filter(project__memberships__user=user).distinct()
+
+    def for_list(self) -> Self:
+        return self.select_related("project", "owner", "node_type", "claimant")
+
+
+def new_session_secret() -> str:
+    return secrets.token_urlsafe(32)
+
+
+class Workload(models.Model):
+    """What a person submitted and waits for.
+
+    Attributes:
+        node_types: Names in order of preference; what the project and kind allow when the form
+            leaves it open.
+        gpu_milli: Per device; whole GPUs are 1000 on `num_devices` devices. Null when asked by
+            memory or without GPU.
+        generation: Raised by each change that a plan must have seen; a stale plan is refused.
+        submitted_at: Its place in the queue; kept when it is requeued.
+        reason: `core.decisions.Reason` as JSON: code, message, details, offers, per_node_type.
+        claimant: For a victim: the workload that gained, until it runs again.
+        not_before: Back-off after a failed start.
+        request_id: The form's or API's idempotency key.
+        node, node_type: Where its current (or last) attempt lies.
+        current: The attempt that counts now.
+    """
+
+    id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
+    name = models.CharField(_("name"), max_length=40, validators=[validate_slug])
+    project = models.ForeignKey(Project, on_delete=models.PROTECT, related_name="workloads")
+    owner = models.ForeignKey(User, on_delete=models.PROTECT, related_name="workloads")
+    kind = models.CharField(max_length=16, choices=WorkloadKind.choices)
+    template_name = models.CharField(max_length=80, blank=True)
+    request_id = models.UUIDField(unique=True, default=uuid.uuid4, editable=False)
+
+    command = ArrayField(models.CharField(max_length=4000), default=list, blank=True)
+    working_dir = models.CharField(max_length=1000, blank=True)
+    env = models.JSONField(default=dict, blank=True)
+    num_devices = models.PositiveSmallIntegerField(default=0)
+    gpu_milli = models.PositiveIntegerField(null=True, blank=True)
+    gpu_memory_mib = models.PositiveIntegerField(null=True, blank=True)
+    cpu_milli = models.PositiveIntegerField()
+    memory_mib = models.PositiveIntegerField()
+    node_types = ArrayField(models.CharField(max_length=40), default=list)
+    priority = models.PositiveSmallIntegerField(choices=Priority.choices, default=Priority.MEDIUM)
+    is_preemptible = models.BooleanField()
+    checkpoint_mode = models.CharField(
+        max_length=16, choices=CheckpointMode.choices, default=CheckpointMode.SIGNAL
+    )
+    checkpoint_signal = models.CharField(max_length=16, default="SIGUSR1")
+    checkpoint_command = models.CharField(max_length=1000, blank=True)
+    checkpoint_path = models.CharField(max_length=200, default="checkpoints")
+    checkpoint_every_s = models.PositiveIntegerField(null=True, blank=True)
+    grace_s = models.PositiveSmallIntegerField(default=60)
+    backoff_limit = models.PositiveSmallIntegerField(default=3)
+    session_secret = models.CharField(max_length=64, default=new_session_secret, editable=False)
+
+    phase = models.CharField(max_length=16, choices=Phase.choices, default=Phase.QUEUED)
+    phase_changed_at = models.DateTimeField()
+    generation = models.PositiveIntegerField(default=1)
+    submitted_at = models.DateTimeField()
+    ended_at = models.DateTimeField(null=True, blank=True)
+    reason = models.JSONField(default=dict, blank=True)
+    reason_at = models.DateTimeField(null=True, blank=True)
+    queue_position = models.PositiveIntegerField(null=True, blank=True)
+    queue_length = models.PositiveIntegerField(null=True, blank=True)
+    claimant = models.ForeignKey(
+        "self", on_delete=models.SET_NULL, null=True, blank=True, related_name="victims"
+    )
+    num_failures = models.PositiveSmallIntegerField(default=0)
+    num_preemptions = models.PositiveIntegerField(default=0)
+    not_before = models.DateTimeField(null=True, blank=True)
+    is_borrowing = models.BooleanField(default=False)
+    node = models.ForeignKey(
+        Node, on_delete=models.SET_NULL, null=True, blank=True, related_name="+"
+    )
+    node_type = models.ForeignKey(
+        NodeType, on_delete=models.PROTECT, null=True, blank=True, related_name="+"
+    )
+    current = models.ForeignKey(
+        "Attempt", on_delete=models.SET_NULL, null=True, blank=True, related_name="+"
+    )
+
+    objects = WorkloadQuerySet.as_manager()
+
+    if TYPE_CHECKING:
+        attempts: RelatedManager[Attempt]
+        waits: RelatedManager[Wait]
+        checkpoints: RelatedManager[Checkpoint]
+        events: RelatedManager[Event]
+
+    class Meta:
+        ordering = ("-submitted_at", "id")
+        indexes: ClassVar = [
+            models.Index(
+                fields=["phase"],
+                name="workload_unfinished",
+                condition=~Q(phase__in=["stopped", "completed", "failed"]),
+            ),
+            models.Index(fields=["owner", "-submitted_at"], name="workload_owner"),
+        ]
+        constraints: ClassVar = [
+            models.UniqueConstraint(
+                fields=["project", "name"],
+                condition=~Q(phase__in=["stopped", "completed", "failed"]),
+                name="workload_name_unique_while_unfinished",
+            ),
+            models.CheckConstraint(
+                condition=Q(kind__in=WorkloadKind.values), name="workload_kind_known"
+            ),
+            models.CheckConstraint(
+                condition=Q(phase__in=Phase.values), name="workload_phase_known"
+            ),
+            models.CheckConstraint(
+                condition=~Q(kind="interactive") | Q(is_preemptible=False),
+                name="workload_session_never_preemptible",
+            ),
+            models.CheckConstraint(
+                condition=~Q(kind="interactive") | ~Q(phase="preempted"),
+                name="workload_session_never_preempted",
+            ),
+            models.CheckConstraint(
+                condition=Q(num_devices=0, gpu_milli__isnull=True, gpu_memory_mib__isnull=True)
+                | Q(
+                    num_devices__gte=1,
+                    gpu_milli__gte=1,
+                    gpu_milli__lte=1000,
+                    gpu_memory_mib__isnull=True,
+                )
+                | Q(num_devices__gte=1, gpu_milli__isnull=True, gpu_memory_mib__gte=1),
+                name="workload_gpu_request_agrees",
+            ),
+            models.CheckConstraint(
+                condition=Q(cpu_milli__gte=100, memory_mib__gte=64), name="workload_cpu_memory_min"
+            ),
+            models.CheckConstraint(condition=Q(grace_s__lte=300), name="workload_grace_range"),
+        ]
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def is_session(self) -> bool:
+        return self.kind == WorkloadKind.INTERACTIVE
+
+    @property
+    def gpu_total_milli(self) -> int:
+        """GPUs asked for, in thousandths; 0 when asked by memory (it depends on the device)."""
+        return self.num_devices * (self.gpu_milli or 0)
+
+
+class Wait(models.Model):
+    """One interval in the queue.
+
+    Attributes:
+        cause: `submitted`, `reclaimed`, `preempted`, `failed`, `node_shutdown`, `node_lost`,
+            `retried`.
+        claimant: Who gained, when it was displaced.
+        details: The numbers of both projects at that moment, the checkpoint's age, …
+    """
+
+    workload = models.ForeignKey(Workload, on_delete=models.CASCADE, related_name="waits")
+    started_at = models.DateTimeField()
+    ended_at = models.DateTimeField(null=True, blank=True)
+    cause = models.CharField(max_length=32)
+    claimant = models.ForeignKey(
+        Workload, on_delete=models.SET_NULL, null=True, blank=True, related_name="+"
+    )
+    details = models.JSONField(default=dict, blank=True)
+
+    class Meta:
+        ordering = ("started_at",)
+        constraints: ClassVar = [
+            models.UniqueConstraint(
+                fields=["workload"], condition=Q(ended_at__isnull=True), name="wait_one_open"
+            ),
+            models.CheckConstraint(
+                condition=Q(ended_at__isnull=True) | Q(ended_at__gte=F("started_at")),
+                name="wait_interval_valid",
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.workload_id} {self.cause}"
+
+
+class Event(models.Model):
+    """One thing that happened to a workload: a change of state, a decision, a checkpoint.
+
+    Attributes:
+        code: What happened (`submitted`, `started`, `ready`, `reclaimed`, `checkpointed`, …).
+        phase: The workload's phase after it.
+        details: Numbers for the sentence (see `scheduling.texts`).
+    """
+
+    workload = models.ForeignKey(Workload, on_delete=models.CASCADE, related_name="events")
+    attempt = models.ForeignKey(
+        "scheduling.Attempt", on_delete=models.SET_NULL, null=True, blank=True, related_name="+"
+    )
+    at = models.DateTimeField()
+    code = models.CharField(max_length=40)
+    phase = models.CharField(max_length=16, choices=Phase.choices)
+    actor = models.ForeignKey(
+        User, on_delete=models.SET_NULL, null=True, blank=True, related_name="+"
+    )
+    details = models.JSONField(default=dict, blank=True)
+
+    class Meta:
+        ordering = ("at", "id")
+        indexes: ClassVar = [models.Index(fields=["workload", "at"], name="event_workload")]
+
+    def __str__(self) -> str:
+        return f"{self.workload_id} {self.code}"
