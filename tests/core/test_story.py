@@ -1,4 +1,4 @@
-"""The product's main story, decided: sessions on thirds, a training that borrows, gives back, resumes.
+"""The product's main story, decided: sessions on thirds, a training that borrows and gives back.
 
 The organisation is the demonstration's: T4 quotas of 1.5, 1, 4 and 0.5 over eight T4s.
 """
@@ -84,7 +84,6 @@ def workload(
     submitted: float,
     kind: Kind = Kind.TRAINING,
     node_types: tuple[str, ...] = ("t4",),
-    cpu_milli: int = 2000,
 ) -> Workload:
     return Workload(
         id=WorkloadId(name),
@@ -94,7 +93,7 @@ def workload(
         is_preemptible=kind is Kind.TRAINING,
         submitted=submitted,
         gpu=gpu,
-        cpu_milli=cpu_milli,
+        cpu_milli=2000,
         memory_mib=2048,
         min_replicas=1,
         replicas=(Replica(ReplicaId(f"{name}/0"), ReplicaState.PENDING),),
