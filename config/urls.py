@@ -9,8 +9,6 @@ from django.views.i18n import JavaScriptCatalog
 
 from config import health
 
-handler500 = "scheduling.views.errors.server_error"
-
 urlpatterns: list[URLPattern | URLResolver] = [
     path("healthz", health.healthz, name="healthz"),
     path("readyz", health.readyz, name="readyz"),
@@ -27,7 +25,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("", include("scheduling.urls")),
 ]
 
-if find_spec("scheduling.api.urls"):
+if find_spec("scheduling.api") and find_spec("scheduling.api.urls"):
     urlpatterns.append(path("api/v1/", include("scheduling.api.urls")))
 
 # A page that fails because the database is away says so, with 503.
