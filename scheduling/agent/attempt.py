@@ -1,0 +1,448 @@
+"""One attempt as the agent sees it: what is wanted of it, what its shim says, what has been saved.
+
+Nothing that matters is only in memory. `spec.json` says what is wanted, `request.json` what the
+shim was asked, `state.json` and `exit.json` what came of it: whoever reads them again after a
+crash goes on from there. `tick` never blocks; copying and hashing happen in a pool of threads.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import Executor, Future
+from contextlib import suppress
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from scheduling.agent import folders, launch
+from scheduling.agent.cgroups import Cgroup
+from scheduling.agent.checkpoints import Checkpoint, CheckpointError, Owner, Store
+from scheduling.agent.launch import RefusedError, Site
+from scheduling.agent.processes import ProcessTree
+from scheduling.agent.protocol import (
+    AttemptPhase,
+    AttemptReport,
+    AttemptSpec,
+    CheckpointReport,
+    ExitCause,
+    Goal,
+)
+from scheduling.agent.saved import Entry, entries
+
+_REPOSITORY = Path(__file__).resolve().parents[2]
+RESTORED = "restored.json"
+_WAKE = signal.SIGUSR1
+_NUM_LAST_LINES, _LAST_LINES_BYTES, _LINE_CHARS = 20, 16_384, 500
+# A shim takes 30 ms to lock its folder; after this long it is not coming.
+_SHIM_LATE_S = 15.0
+# How often a running training's checkpoint folder is looked at.
+_LOOK_EVERY_S = 1.0
+
+_CAUSES = {Goal.EVICT: ExitCause.EVICTED, Goal.STOP: ExitCause.STOPPED}
+_PHASES = {
+    "starting": AttemptPhase.STARTING,
+    "running": AttemptPhase.RUNNING,
+    "saving": AttemptPhase.SAVING,
+    "stopping": AttemptPhase.STOPPING,
+}
+
+
+class Attempt:
+    """One attempt of a workload on one of this agent's nodes."""
+
+    def __init__(self, site: Site, store: Store, pool: Executor, spec: AttemptSpec) -> None:
+        self.site = site
+        self.store = store
+        self.pool = pool
+        self.spec = spec
+        self.folder = site.folders.attempt(spec.attempt_id)
+        self.lease_s = 60.0
+        self.is_ready = False
+        # JSON of the shim's files, hence Any.
+        self.state: dict[str, Any] = {}
+        self.exit: dict[str, Any] | None = None
+        self.is_settled_on_disk = False
+        self.checkpoints = self.store.complete(spec.workload_id)
+        self.resumed_from: str | None = None
+        self._known: set[Entry] = set()
+        self._job: Future[object] | None = None
+        self._spawned_s: float | None = None
+        self._looked_s = 0.0
+        self._asked_s = time.monotonic()
+        self._last_report: AttemptReport | None = None
+        self._read_restored()
+
+    # ------------------------------------------------------------------ on disk
+
+    @classmethod
+    def adopt(cls, site: Site, store: Store, pool: Executor, folder: Path) -> Attempt | None:
+        """Take over what an earlier agent left in an attempt's folder."""
+        try:
+            data = (folder / folders.SPEC).read_bytes()
+            spec = msgspec.json.decode(data, type=AttemptSpec)
+        except (OSError, msgspec.MsgspecError):
+            return None
+        attempt = cls(site, store, pool, spec)
+        attempt._read_files()
+        return attempt
+
+    def _write(self, name: str, value: dict[str, Any]) -> None:
+        with folders.opened(self.folder) as fd:
+            folders.write_json(name, value, dir_fd=fd)
+
+    def _read_files(self) -> None:
+        self.state = folders.read_json(self.folder / folders.STATE) or self.state
+        self.exit = folders.read_json(self.folder / folders.EXIT) or self.exit
+
+    def _read_restored(self) -> None:
+        restored = folders.read_json(self.folder / RESTORED)
+        if restored is not None:
+            self.resumed_from = restored["key"]
+            self._known = {Entry(**entry) for entry in restored["entries"]}
+
+    # ------------------------------------------------------------------ what is wanted
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the workload has ended or never began."""
+        return self.exit is not None
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether a shim has taken this attempt on."""
+        return bool(self.state)
+
+    def _record(self, spec: AttemptSpec) -> None:
+        if spec != self.spec or not (self.folder / folders.SPEC).exists():
+            self.spec = spec
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._write(folders.SPEC, msgspec.to_builtins(spec))
+
+    def refuse(self, spec: AttemptSpec, reason: str) -> None:
+        """Say that this can never start here."""
+        self._record(spec)
+        if not self.is_over:
+            self._conclude({"refusal": reason, "field": reason.partition(":")[0]})
+
+    @property
+    def is_changing(self) -> bool:
+        """Whether it is about to start or end, so that looking often is worth it."""
+        if self.is_over:
+            return not self.is_settled_on_disk
+        return self.phase != AttemptPhase.RUNNING
+
+    def usage(self) -> Cgroup | ProcessTree:
+        """What it uses now: its cgroup, or where there is none its processes."""
+        if self.site.isolation.cgroups is None:
+            return ProcessTree(int(self.state.get("shim_pid") or 0))
+        return self.site.isolation.cgroups.cgroup(self.folder.name)
+
+    def order(self, spec: AttemptSpec) -> None:
+        """Take over what the orchestrator wants now."""
+        is_new_goal = spec.goal != self.spec.goal
+        self._record(spec)
+        if self.is_over:
+            return
+        if cause := _CAUSES.get(spec.goal):
+            self.stop(cause)
+        elif spec.goal == Goal.CHECKPOINT and is_new_goal:
+            self.ask_to_save()
+        elif not self.is_begun and self._job is None and self._spawned_s is None:
+            self._job = self.pool.submit(self._start)
+
+    def stop(self, cause: ExitCause) -> None:
+        """Have the workload save and end; what has not begun is over at once."""
+        if self.is_over:
+            return
+        is_untouched = self._job is None and self._spawned_s is None
+        if not self.is_begun and is_untouched and not folders.is_locked(self.folder):
+            self._conclude({"cause": cause, "code": None, "is_terminated": True})
+            return
+        request = folders.read_json(self.folder / folders.REQUEST) or {}
+        if request.get("cause") != cause:
+            self._ask({**request, "cause": cause, "grace_s": self.spec.grace_s})
+
+    def ask_to_save(self) -> None:
+        """Have the workload save and go on."""
+        request = folders.read_json(self.folder / folders.REQUEST) or {}
+        if not request.get("cause"):
+            self._asked_s = time.monotonic()
+            self._ask({**request, "num_saves": int(request.get("num_saves", 0)) + 1})
+
+    def _ask(self, request: dict[str, Any]) -> None:
+        self._write(folders.REQUEST, request)
+        if self.spec.goal_detail:
+            folders.append_line(self.folder / folders.LOG, self.spec.goal_detail)
+        self._signal_shim()
+
+    def _signal_shim(self) -> None:
+        """Wake the shim; were it gone, another process could have its number, hence the lock."""
+        pid = self.state.get("shim_pid")
+        if pid and folders.is_locked(self.folder):
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, _WAKE)
+
+    # ------------------------------------------------------------------ start
+
+    def _start(self) -> None:
+        """In a thread: prepare everything and start the shim. May be done twice."""
+        launch.check(self.spec)
+        launch.write_launch(self.site, self.spec, self.lease_s)
+        self._restore()
+        self.renew()
+        with open(self.folder / folders.SHIM_LOG, "ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-S", "-m", "scheduling.agent.shim", str(self.folder)],
+                cwd=_REPOSITORY,
+                env={"LANG": "C.UTF-8"},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        self._spawned_s = time.monotonic()
+        # It detaches from us at once.
+        process.wait()
+
+    def _restore(self) -> None:
+        """Give the attempt the newest checkpoint of its workload, once."""
+        if not launch.keeps_checkpoints(self.spec) or (self.folder / RESTORED).exists():
+            return
+        who = launch.person(self.spec)
+        owner = Owner(who.uid, who.gid) if self.site.isolation.has_identities else None
+        target = self.folder / "work" / self.spec.checkpoint.subfolder
+        log = self.folder / folders.LOG
+        found = self.store.restore(
+            self.spec.workload_id, target, owner, lambda line: folders.append_line(log, line)
+        )
+        if found is not None:
+            at_step = "" if found.step is None else f" of step {found.step}"
+            folders.append_line(log, f"resuming from checkpoint {found.name}{at_step}")
+        with folders.opened(target) as fd:
+            present = entries(fd, time.time_ns(), is_over=True)
+        self._write(
+            RESTORED,
+            {"key": found and found.key, "entries": [asdict(entry) for entry in present]},
+        )
+        self._read_restored()
+
+    def renew(self) -> None:
+        """Renew the lease of what runs."""
+        with suppress(OSError):
+            (self.folder / folders.LEASE).touch()
+
+    # ------------------------------------------------------------------ what happens
+
+    def tick(self) -> bool:
+        """Look at everything that may have changed; whether the report did."""
+        self._finish_job()
+        if not self.is_settled_on_disk:
+            self._look()
+        report = self.report()
+        changed = report != self._last_report
+        self._last_report = report
+        return changed
+
+    def _look(self) -> None:
+        if self.exit is None:
+            # The lock first: an exit record is written before the lock is given up.
+            is_held = folders.is_locked(self.folder)
+            self._read_files()
+            if self.exit is None and not is_held:
+                self._look_for_loss()
+        if self._job is None and launch.keeps_checkpoints(self.spec) and self.is_begun:
+            self._look_for_checkpoints()
+        if self.exit is not None and self._job is None:
+            self.is_settled_on_disk = True
+            self._job = self.pool.submit(self._clean)
+
+    def _look_for_loss(self) -> None:
+        """Nobody holds the attempt: it has not begun, or its shim was killed."""
+        if self.is_begun:
+            self._conclude({"cause": ExitCause.VANISHED, "code": None, "is_terminated": True})
+        elif self._spawned_s and time.monotonic() - self._spawned_s > _SHIM_LATE_S:
+            text = _tail(self.folder / folders.SHIM_LOG) or ["its shim did not start"]
+            self._conclude({"refusal": text[-1], "field": ""})
+
+    def _look_for_checkpoints(self) -> None:
+        now_s = time.monotonic()
+        if self.exit is None and now_s - self._looked_s < _LOOK_EVERY_S:
+            return
+        self._looked_s = now_s
+        fresh = [entry for entry in self._whole_entries() if entry not in self._known]
+        if fresh:
+            self._job = self.pool.submit(self._take, fresh)
+        elif self.exit is None:
+            self._ask_when_due(now_s)
+
+    def _whole_entries(self) -> list[Entry]:
+        """Whole checkpoints in the attempt's folder.
+
+        One that was killed may have been writing: of its entries those count that were whole then.
+        """
+        record = self.exit or {}
+        ended_by_itself = record.get("code") is not None and int(record["code"]) < 128
+        at_ns = int(record["ended_at"] * 1e9) if record.get("ended_at") else time.time_ns()
+        subfolder = f"work/{self.spec.checkpoint.subfolder}"
+        try:
+            with folders.opened(self.folder) as attempt_fd:
+                fd = folders.open_below(attempt_fd, subfolder)
+        except OSError:
+            return []
+        try:
+            return entries(fd, at_ns, is_over=ended_by_itself)
+        finally:
+            os.close(fd)
+
+    def _take(self, fresh: list[Entry]) -> None:
+        """In a thread: copy new checkpoints into the store."""
+        spec = self.spec
+        with folders.opened(self.folder) as attempt_fd:
+            fd = folders.open_below(attempt_fd, f"work/{spec.checkpoint.subfolder}")
+        taken = {(c.attempt_number, c.inode, c.written_ns) for c in self.checkpoints}
+        try:
+            for entry in fresh:
+                self._known.add(entry)
+                if (spec.number, entry.inode, entry.written_ns) in taken:
+                    continue
+                try:
+                    self.store.take(spec.workload_id, spec.number, fd, entry)
+                except CheckpointError as error:
+                    log = self.folder / folders.LOG
+                    folders.append_line(log, f"checkpoint could not be stored: {error}")
+        finally:
+            os.close(fd)
+        self.store.expire(spec.workload_id, spec.checkpoint.keep)
+        self.checkpoints = self.store.complete(spec.workload_id)
+
+    def _ask_when_due(self, now_s: float) -> None:
+        """Ask for a checkpoint every so often, where the training's settings say so."""
+        every_s = self.spec.checkpoint.every_s
+        if every_s and self.spec.checkpoint.mode != "none" and now_s - self._asked_s >= every_s:
+            self.ask_to_save()
+
+    def _finish_job(self) -> None:
+        if self._job is None or not self._job.done():
+            return
+        job, self._job = self._job, None
+        error = job.exception()
+        if isinstance(error, RefusedError):
+            self._conclude({"refusal": str(error), "field": str(error).partition(":")[0]})
+        elif error is not None and not self.is_begun:
+            self._conclude({"refusal": f"could not be prepared: {error}", "field": ""})
+        elif error is not None:
+            folders.append_line(self.folder / folders.LOG, f"the agent failed: {error}")
+
+    # ------------------------------------------------------------------ end
+
+    def _conclude(self, record: dict[str, Any]) -> None:
+        """Write the exit record that no shim will write."""
+        record = {"started_at": self.state.get("started_at"), "ended_at": time.time()} | record
+        self._write(folders.EXIT, record)
+        self.exit = record
+
+    def _clean(self) -> None:
+        """In a thread: remove what only a running attempt needs."""
+        if self.site.isolation.cgroups is not None:
+            self.site.isolation.cgroups.cgroup(self.folder.name).remove()
+        self.site.folders.socket(self.spec.attempt_id).unlink(missing_ok=True)
+        shutil.rmtree(self.site.folders.session(self.spec.attempt_id), ignore_errors=True)
+        shutil.rmtree(self.folder / "tmp", ignore_errors=True)
+
+    def drop(self) -> bool:
+        """Keep only log and records, out of the way; False while something is still being done."""
+        if self._job is not None or not self.is_settled_on_disk:
+            return False
+        for name in ("work", "control", "own", "tmp"):
+            shutil.rmtree(self.folder / name, ignore_errors=True)
+        with suppress(OSError):
+            (self.folder / folders.LAUNCH).unlink()
+            self.folder.rename(self.site.folders.ended / self.folder.name)
+        return True
+
+    # ------------------------------------------------------------------ report
+
+    @property
+    def phase(self) -> AttemptPhase:
+        """The phase as the orchestrator is told; final only once all checkpoints are stored."""
+        if self.exit is not None and self.is_settled_on_disk:
+            return AttemptPhase.REFUSED if "refusal" in self.exit else AttemptPhase.EXITED
+        if self.exit is not None and "refusal" not in self.exit:
+            return AttemptPhase.STOPPING
+        return _PHASES.get(str(self.state.get("phase")), AttemptPhase.STARTING)
+
+    def report(self) -> AttemptReport:
+        """Everything the orchestrator is told of this attempt."""
+        running = AttemptReport(
+            attempt_id=self.spec.attempt_id,
+            phase=self.phase,
+            is_ready=self.is_ready and not self.is_over,
+            started_at=self.state.get("started_at"),
+            pid=self.state.get("pid"),
+            memory_limit_mib=self.spec.memory_mib,
+            cpu_limit_milli=self.spec.cpu_milli,
+            resumed_from=self.resumed_from,
+            checkpoints=[_reported(checkpoint) for checkpoint in self.checkpoints],
+        )
+        if self.exit is None or not self.is_settled_on_disk:
+            return running
+        return self._with_exit(running, self.exit)
+
+    def _with_exit(self, report: AttemptReport, record: dict[str, Any]) -> AttemptReport:
+        if self._last_report is not None and self._last_report.ended_at is not None:
+            return self._last_report
+        return replace(
+            report,
+            pid=None,
+            ended_at=record.get("ended_at"),
+            exit_code=record.get("code"),
+            exit_cause=None if "refusal" in record else _cause(record),
+            peak_memory_mib=record.get("peak_mib"),
+            memory_limit_mib=record.get("memory_limit_mib") or self.spec.memory_mib,
+            cpu_limit_milli=record.get("cpu_limit_milli") or self.spec.cpu_milli,
+            last_lines=_tail(self.folder / folders.LOG),
+            error=record.get("refusal", ""),
+            is_retryable=not record.get("field"),
+        )
+
+
+def _cause(record: dict[str, Any]) -> ExitCause:
+    """Why it ended.
+
+    An exit after SIGTERM was asked for. One before it, while saving, was too if the program had
+    saved or failed; else the program had just come to its own end.
+    """
+    asked = record.get("cause")
+    if asked and (record.get("is_terminated") or record.get("has_saved") or record.get("code")):
+        return ExitCause(asked)
+    if record.get("is_out_of_memory") and record.get("code"):
+        return ExitCause.OUT_OF_MEMORY
+    return ExitCause.OWN
+
+
+def _reported(checkpoint: Checkpoint) -> CheckpointReport:
+    return CheckpointReport(
+        key=checkpoint.key,
+        saved_at=checkpoint.saved_at,
+        size_bytes=checkpoint.size_bytes,
+        sha256=checkpoint.sha256,
+        step=checkpoint.step,
+    )
+
+
+def _tail(log: Path) -> list[str]:
+    try:
+        with open(log, "rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - _LAST_LINES_BYTES))
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return []
+    return [line[:_LINE_CHARS] for line in text.splitlines()[-_NUM_LAST_LINES:]]

@@ -1,0 +1,406 @@
+"""The Resource Controller of a zone: desired state in, processes run, observed state out.
+
+Level-triggered: every loop may be cut off at any moment and begins again from what is on disk and
+what the orchestrator wants. SIGTERM leaves the workloads running for the next agent; SIGINT has
+them save and stop. While the orchestrator is away everything that runs goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import logging
+import os
+import secrets
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import uvicorn
+
+from scheduling.agent import check, isolation, node
+from scheduling.agent.folders import Folders
+from scheduling.agent.launch import Site
+from scheduling.agent.protocol import (
+    Acknowledged,
+    CheckAnswer,
+    CheckRequest,
+    Desired,
+    Message,
+    ProtocolError,
+    Report,
+    decode,
+    encode,
+)
+from scheduling.agent.relay import RELAY_SERVER_OPTIONS, SessionEndpoint, create_app
+from scheduling.agent.runner import Runner
+from scheduling.agent.spool import Spool
+
+log = logging.getLogger(__name__)
+
+REPORT_EVERY_S = 3.0
+DESIRED_EVERY_S = 2.0
+SAMPLE_EVERY_S = 5.0
+_TICK_S, _TICK_WHILE_CHANGING_S = 0.25, 0.05
+_LOOK_FOR_ANSWERS_EVERY_S = 0.3
+_BACK_OFF_S = (0.5, 1.0, 2.0, 5.0)
+_REQUEST_TIMEOUT_S = 10.0
+# Beyond the grace period: for SIGKILL to work and for checkpoints to be stored.
+_STOP_MARGIN_S = 15.0
+_FINAL_REPORT_TIMEOUT_S = 5.0
+
+
+class AgentError(Exception):
+    """The agent cannot work as it was set up; says what to change."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How an agent is set up.
+
+    Attributes:
+        zone: The zone whose Resource Controller this is.
+        server: Of the orchestrator: `http://host:port`, or `unix:/path`.
+        token_file: Holds the bearer token that the orchestrator expects.
+        var, run: Data folder; folder of sockets, short.
+        workload_python: Python of the environment that workloads get.
+        simulated: See `node.find`.
+        relay: `host:port` where the relay listens; empty for a Unix socket in the run folder.
+    """
+
+    zone: str
+    server: str
+    token_file: Path
+    var: Path
+    run: Path
+    workload_python: Path
+    simulated: str = "auto"
+    relay: str = ""
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its own signal handlers: signals are the controller's."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class Orchestrator:
+    """HTTP to the orchestrator, which may be away; says so once, and once when it is back."""
+
+    def __init__(self, options: Options) -> None:
+        self._token_file = options.token_file
+        path = options.server.removeprefix("unix:")
+        transport = None if path == options.server else httpx.AsyncHTTPTransport(uds=path)
+        self._client = httpx.AsyncClient(
+            base_url=options.server if transport is None else "http://orchestrator",
+            transport=transport,
+            timeout=_REQUEST_TIMEOUT_S,
+            trust_env=False,
+        )
+        self._num_failures = 0
+
+    @property
+    def back_off_s(self) -> float:
+        """How long to wait before the next try; 0 while it answers."""
+        if self._num_failures == 0:
+            return 0.0
+        return _BACK_OFF_S[min(self._num_failures, len(_BACK_OFF_S)) - 1]
+
+    async def report(self, report: Report) -> Acknowledged | None:
+        """Tell what is observed; None if it could not be told."""
+        return await self._ask("POST", "/agent/v1/report", Acknowledged, encode(report))
+
+    async def desired(self, zone: str) -> Desired | None:
+        """What should be; None if that cannot be learnt now."""
+        return await self._ask("GET", f"/agent/v1/desired?zone={zone}", Desired)
+
+    async def send_samples(self, batch: bytes) -> bool:
+        """Deliver a batch; True once it need not be kept, accepted or not."""
+        response = await self._request("POST", "/agent/v1/samples", batch)
+        if response is None:
+            return False
+        if response.is_error:
+            log.warning("samples were refused: %s %s", response.status_code, response.text[:200])
+        return response.is_success or response.status_code in (400, 413, 422)
+
+    async def _ask(
+        self, method: str, path: str, expected: type[Message], body: bytes | None = None
+    ) -> Message | None:
+        response = await self._request(method, path, body)
+        if response is None:
+            return None
+        try:
+            if response.is_error:
+                raise ProtocolError(f"{response.status_code} {response.text[:300]}")
+            answer = decode(response.content, expected)
+        except ProtocolError as error:
+            self._failed(f"{path}: {error}")
+            return None
+        if self._num_failures:
+            log.info("the orchestrator answers again")
+        self._num_failures = 0
+        return answer
+
+    async def _request(self, method: str, path: str, body: bytes | None) -> httpx.Response | None:
+        try:
+            token = self._token_file.read_text().strip()
+            return await self._client.request(
+                method, path, content=body, headers={"Authorization": f"Bearer {token}"}
+            )
+        except (httpx.HTTPError, OSError) as error:
+            self._failed(f"{type(error).__name__} {error}".strip())
+            return None
+
+    def _failed(self, what: str) -> None:
+        if self._num_failures == 0:
+            log.warning("the orchestrator cannot be reached, work goes on without it: %s", what)
+        self._num_failures += 1
+
+    async def close(self) -> None:
+        """Close connections."""
+        await self._client.aclose()
+
+
+class Controller:
+    """One agent at work; also what the relay asks (`relay.RelayHost`)."""
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self.secret = secrets.token_urlsafe(32)
+        folders = Folders(options.var, options.run)
+        found = isolation.probe(folders)
+        self.inventory = node.find(options.zone, found, options.simulated)
+        self.site = Site(
+            folders=folders,
+            isolation=found,
+            workload_python=options.workload_python,
+            device_files=self.inventory.device_files,
+            is_simulated=self.inventory.is_simulated,
+        )
+        self.runner = Runner(self.site, (each.name for each in self.inventory.nodes))
+        self.orchestrator = Orchestrator(options)
+        self.spool = Spool(options.zone, self.inventory.nodes)
+        self._woken, self._changed = asyncio.Event(), asyncio.Event()
+        self._is_stopping = False
+        self._leave = asyncio.Event()
+
+    # ------------------------------------------------------------------ what the relay asks
+
+    def wake(self) -> None:
+        """Read the desired state soon."""
+        self._woken.set()
+
+    def log_path(self, attempt_id: str) -> Path | None:
+        """The attempt's log."""
+        return self.runner.log_path(attempt_id)
+
+    def session(self, attempt_id: str) -> SessionEndpoint | None:
+        """The attempt's Jupyter."""
+        session = self.runner.session(attempt_id)
+        return None if session is None else SessionEndpoint(session.socket, session.token)
+
+    async def check(self, request: CheckRequest) -> CheckAnswer:
+        """Whether a workload could run this command in this folder."""
+        return await check.check(self.site, request)
+
+    # ------------------------------------------------------------------ loops
+
+    async def run(self) -> None:
+        """Work until a signal ends it.
+
+        Raises:
+            AgentError: another agent works in this data folder, or the relay cannot listen.
+        """
+        self.site.folders.prepare(is_open=not self.site.isolation.has_namespaces)
+        with _only_agent(self.site.folders.root):
+            self.runner.adopt()
+            loop = asyncio.get_running_loop()
+            loop.add_signal_handler(signal.SIGTERM, self._leave.set)
+            loop.add_signal_handler(signal.SIGINT, self._on_interrupt)
+            if note := self.site.isolation.note:
+                log.warning("workloads are not isolated: %s", note)
+            server, listener = self._relay(), self._relay_socket()
+            async with asyncio.TaskGroup() as group:
+                tasks = [
+                    group.create_task(each)
+                    for each in (
+                        server.serve(sockets=[listener]),
+                        self._tick_forever(),
+                        self._report_forever(),
+                        self._desire_forever(),
+                        self._look_for_answers_forever(),
+                        self._sample_forever(),
+                    )
+                ]
+                await self._leave.wait()
+                for task in tasks:
+                    task.cancel()
+            self.runner.close()
+            await self.orchestrator.close()
+
+    def _on_interrupt(self) -> None:
+        """Stop everything first; asked a second time, leave at once."""
+        if self._is_stopping:
+            self._leave.set()
+            return
+        self._is_stopping = True
+        self.runner.stop_all()
+        log.info("stopping %d workloads", self.runner.num_running)
+        asyncio.get_running_loop().create_task(self._leave_when_stopped())
+
+    async def _leave_when_stopped(self) -> None:
+        graces = [attempt.spec.grace_s for attempt in self.runner.attempts.values()]
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(max(graces, default=0.0) + _STOP_MARGIN_S):
+                while self.runner.num_running:
+                    await asyncio.sleep(_TICK_WHILE_CHANGING_S)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_FINAL_REPORT_TIMEOUT_S):
+                await self._report()
+        self._leave.set()
+
+    async def _tick_forever(self) -> None:
+        while True:
+            if self.runner.tick():
+                self._changed.set()
+            pause = _TICK_WHILE_CHANGING_S if self.runner.is_changing else _TICK_S
+            await asyncio.sleep(pause)
+
+    async def _report_forever(self) -> None:
+        while True:
+            await self._report()
+            await asyncio.sleep(self.orchestrator.back_off_s)
+            await _wait(self._changed, REPORT_EVERY_S)
+
+    async def _report(self) -> None:
+        self._changed.clear()
+        report = Report(
+            zone=self.options.zone,
+            sent_at=time.time(),
+            relay_url=self._relay_url,
+            relay_secret=self.secret,
+            nodes=list(self.inventory.nodes),
+            attempts=self.runner.reports(),
+            is_stopping=self._is_stopping,
+        )
+        acknowledged = await self.orchestrator.report(report)
+        if acknowledged is not None:
+            self.runner.settle(acknowledged.settled)
+
+    async def _desire_forever(self) -> None:
+        while True:
+            self._woken.clear()
+            desired = await self.orchestrator.desired(self.options.zone)
+            if desired is not None and desired.zone == self.options.zone:
+                self.runner.apply(desired)
+                self._changed_soon()
+            await asyncio.sleep(self.orchestrator.back_off_s)
+            await _wait(self._woken, DESIRED_EVERY_S)
+
+    def _changed_soon(self) -> None:
+        if self.runner.tick():
+            self._changed.set()
+
+    async def _look_for_answers_forever(self) -> None:
+        while True:
+            await self.runner.look_for_answers()
+            await asyncio.sleep(_LOOK_FOR_ANSWERS_EVERY_S)
+
+    async def _sample_forever(self) -> None:
+        while True:
+            await asyncio.sleep(SAMPLE_EVERY_S)
+            views = self.runner.views()
+            await asyncio.to_thread(self.spool.sample, views, time.time())
+            while (batch := self.spool.first()) is not None:
+                if not await self.orchestrator.send_samples(batch):
+                    break
+                self.spool.drop_first()
+
+    # ------------------------------------------------------------------ relay
+
+    @property
+    def _relay_path(self) -> Path:
+        return self.options.run / "relay.sock"
+
+    @property
+    def _relay_url(self) -> str:
+        return f"http://{self.options.relay}" if self.options.relay else f"unix:{self._relay_path}"
+
+    def _relay(self) -> uvicorn.Server:
+        config = uvicorn.Config(
+            create_app(self),
+            log_config=None,
+            log_level="warning",
+            timeout_graceful_shutdown=1,
+            **RELAY_SERVER_OPTIONS,
+        )
+        return _Server(config)
+
+    def _relay_socket(self) -> socket.socket:
+        """Listen where only our own user may connect, or at an address that the zone reaches."""
+        if self.options.relay:
+            host, _, port = self.options.relay.rpartition(":")
+            try:
+                return socket.create_server((host, int(port)))
+            except (OSError, ValueError) as error:
+                raise AgentError(
+                    f"relay: cannot listen on {self.options.relay}: {error}"
+                ) from error
+        self._relay_path.unlink(missing_ok=True)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        previous = os.umask(0o177)
+        try:
+            listener.bind(str(self._relay_path))
+        finally:
+            os.umask(previous)
+        return listener
+
+
+async def _wait(event: asyncio.Event, at_most_s: float) -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(at_most_s):
+            await event.wait()
+
+
+@contextlib.contextmanager
+def _only_agent(root: Path) -> Iterator[None]:
+    """Hold the data folder: two agents would both start what is wanted."""
+    fd = os.open(root / "agent.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise AgentError(f"another agent works in {root}") from error
+    else:
+        yield
+    finally:
+        os.close(fd)
+
+
+def main(options: Options) -> None:
+    """Run an agent until it is told to end.
+
+    Raises:
+        AgentError: something that it was given cannot be used.
+    """
+    if not options.token_file.is_file():
+        raise AgentError(f"token file: {options.token_file} is not there; `manage.py up` makes it")
+    if not os.access(options.workload_python, os.X_OK):
+        raise AgentError(
+            f"workload environment: {options.workload_python} cannot be executed; "
+            "`make setup` builds it"
+        )
+
+    # It would log each of our own requests.
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+
+    async def run() -> None:
+        await Controller(options).run()
+
+    asyncio.run(run())

@@ -1,0 +1,114 @@
+"""How a session's JupyterLab is started, and how one sees that it answers.
+
+It listens on a Unix socket in a folder that only its owner and the agent can enter; its token is
+given in the environment alone, because command lines can be read by others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import stat
+from contextlib import suppress
+from pathlib import Path
+
+TOOL = "jupyter"
+# Short: without namespaces the socket's whole path has to fit into 107 bytes.
+SOCKET = "s"
+_ANSWER_WITHIN_S = 5.0
+
+# What nobody asked for: looking for news and updates on the internet, installing front-end code.
+_SETTINGS = (
+    "--no-browser",
+    "--ServerApp.allow_remote_access=True",
+    "--ServerApp.open_browser=False",
+    "--ServerApp.quit_button=False",
+    "--ServerApp.shutdown_no_activity_timeout=0",
+    "--LabApp.news_url=None",
+    "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
+    "--LabApp.extension_manager=readonly",
+    # Language servers are looked for on the whole PATH at each start, and none is installed.
+    "--LanguageServerManager.autodetect=False",
+)
+
+
+def argv(
+    *, python: Path, socket: Path, home: Path, base_url: str, has_private_paths: bool
+) -> list[str]:
+    """The command of a session.
+
+    Args:
+        python: Of the workloads' environment.
+        socket: Where it listens.
+        home: What its file browser shows.
+        base_url: The path at which the browser sees it.
+        has_private_paths: Kernels can talk over Unix sockets too, whose paths are short inside.
+            Over TCP anybody on the machine could listen to what cells print.
+    """
+    command = [
+        str(python),
+        "-m",
+        "jupyterlab",
+        *_SETTINGS,
+        f"--ServerApp.sock={socket}",
+        "--ServerApp.sock_mode=0600",
+        f"--ServerApp.base_url={base_url}",
+        f"--ServerApp.root_dir={home}",
+    ]
+    if has_private_paths:
+        command.append("--KernelManager.transport=ipc")
+    return command
+
+
+def environment(token: str, session: Path) -> dict[str, str]:
+    """What only a session's environment has."""
+    return {"JUPYTER_TOKEN": token, "JUPYTER_RUNTIME_DIR": str(session)}
+
+
+def pin(socket: Path, pinned: Path, uid: int | None) -> bool:
+    """Give a session's socket a second name, in the agent's own folder.
+
+    The session's owner may put anything at the first one, so what the relay opens as root is this
+    very socket, seen to be one and to be the owner's.
+
+    Args:
+        socket: Where the session listens.
+        pinned: The second name.
+        uid: Whose socket it must be; None where all runs as one user.
+
+    Returns:
+        Whether the socket is there.
+    """
+    try:
+        fd = os.open(socket, os.O_PATH | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISSOCK(status.st_mode) or uid not in (None, status.st_uid):
+            return False
+        if pinned.exists() and pinned.stat().st_ino == status.st_ino:
+            return True
+        pinned.unlink(missing_ok=True)
+        os.link(f"/proc/self/fd/{fd}", pinned, follow_symlinks=True)
+    finally:
+        os.close(fd)
+    return True
+
+
+async def answers(socket: Path, base_url: str) -> bool:
+    """Whether Jupyter speaks HTTP at this socket."""
+    try:
+        async with asyncio.timeout(_ANSWER_WITHIN_S):
+            reader, writer = await asyncio.open_unix_connection(socket)
+            try:
+                request = f"GET {base_url.rstrip('/')}/api HTTP/1.0\r\nHost: localhost\r\n\r\n"
+                writer.write(request.encode())
+                status = (await reader.readline()).split()
+            finally:
+                writer.close()
+                with suppress(OSError):
+                    await writer.wait_closed()
+    except (OSError, TimeoutError):
+        return False
+    return len(status) > 1 and status[1] == b"200"

@@ -1,0 +1,436 @@
+"""From an attempt's order to what its shim carries out: folders, environment, view, identity.
+
+The orchestrator's `AttemptSpec` speaks of projects and GPUs; `launch.json` speaks of uids, mounts
+and argv. Only this module knows how one becomes the other; everything here may be done twice.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import signal
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from scheduling.agent import folders as on_disk
+from scheduling.agent import jupyter
+from scheduling.agent.folders import Folders, opened, safe_name
+from scheduling.agent.isolation import Isolation
+from scheduling.agent.namespaces import HIDDEN, INSIDE, Bind, View
+from scheduling.agent.protocol import AttemptSpec, CheckRequest
+
+UID_BASE, GID_BASE = 200_000, 300_000
+LOG_LIMIT_BYTES = 64 * 2**20
+_TEMPORARY = ("/tmp", "/var/tmp")
+_SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+# Libraries that would otherwise start a thread per core of the machine.
+_THREAD_COUNTS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS",
+                  "NUMEXPR_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")  # fmt: skip
+_AGENT_CODE = Path(__file__).parent
+_EXAMPLES = _AGENT_CODE.parent.parent / "docs" / "examples"
+
+
+_making_homes = threading.Lock()
+
+
+class RefusedError(Exception):
+    """The order cannot be carried out; trying again as it is will not help."""
+
+
+@dataclass(frozen=True, slots=True)
+class Person:
+    """For whom something runs, by names that are safe in paths and by numbers."""
+
+    project: str
+    owner: str
+    uid: int
+    gid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """What is the same for all attempts of this agent.
+
+    Attributes:
+        workload_python: Python of the environment that workloads get.
+        device_files: Names below /dev of a real GPU, by its UUID.
+        is_simulated: Whether a node of this name is simulated.
+    """
+
+    folders: Folders
+    isolation: Isolation
+    workload_python: Path
+    device_files: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    is_simulated: Callable[[str], bool] = lambda _: True
+
+    @property
+    def environment(self) -> Path:
+        """Folder of the workloads' virtual environment."""
+        return self.workload_python.parent.parent
+
+    @property
+    def tools(self) -> Path:
+        """Copies of what workloads execute and import of ours, readable by everybody."""
+        return self.folders.root / "tools"
+
+    def install_tools(self) -> None:
+        """Copy the client and the tools to where every workload may read them."""
+        self.tools.mkdir(exist_ok=True)
+        self.tools.chmod(0o755)
+        for source in (
+            _AGENT_CODE / "client" / "allot.py",
+            _AGENT_CODE / "tools" / "nvidia_smi.py",
+        ):
+            target = self.tools / source.name
+            temporary = target.with_suffix(".tmp")
+            shutil.copyfile(source, temporary)
+            temporary.chmod(0o644)
+            temporary.replace(target)
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where the workload itself sees its things; the machine's own paths without namespaces."""
+
+    home: Path
+    work: Path
+    control: Path
+    session: Path
+    tools: Path
+    own: Path
+
+
+def person(order: AttemptSpec | CheckRequest) -> Person:
+    """Who asks: numbers are what the kernel separates by."""
+    return Person(
+        project=safe_name(order.project, str(order.project_number)),
+        owner=safe_name(order.owner, str(order.user_number)),
+        uid=UID_BASE + order.user_number,
+        gid=GID_BASE + order.project_number,
+    )
+
+
+def places(site: Site, who: Person, attempt_id: str) -> Places:
+    """Name the places of an attempt."""
+    if site.isolation.has_namespaces:
+        return Places(
+            home=Path("/home") / who.owner,
+            work=INSIDE / "attempt",
+            control=INSIDE / "control",
+            session=INSIDE / "session",
+            tools=INSIDE / "lib",
+            own=INSIDE / "own",
+        )
+    attempt = site.folders.attempt(attempt_id)
+    return Places(
+        home=site.folders.home(who.project, who.owner),
+        work=attempt / "work",
+        control=attempt / "control",
+        session=site.folders.session(attempt_id),
+        tools=site.tools,
+        own=attempt / "own",
+    )
+
+
+# ---------------------------------------------------------------- folders
+
+
+def make_home(site: Site, who: Person) -> Path:
+    """Make a person's lasting folder in a project, with the examples in it, at its first use.
+
+    It is filled before it gets its name: root never writes into a folder that a user owns already.
+    """
+    home = site.folders.home(who.project, who.owner)
+    # A person's first two workloads may start together.
+    with _making_homes:
+        if not home.is_dir():
+            _make_home(site, who, home)
+    return home
+
+
+def _make_home(site: Site, who: Person, home: Path) -> None:
+    home.parent.mkdir(parents=True, exist_ok=True)
+    home.parent.chmod(0o711)
+    temporary = home.parent / f".{who.owner}.tmp"
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir()
+    if _EXAMPLES.is_dir():
+        ignored = shutil.ignore_patterns("__pycache__", ".*")
+        shutil.copytree(_EXAMPLES, temporary / "examples", ignore=ignored)
+    _give(site, who, temporary)
+    temporary.chmod(0o700)
+    temporary.rename(home)
+
+
+def _give(site: Site, who: Person, folder: Path) -> None:
+    if not site.isolation.has_identities:
+        return
+    for parent, subfolders, files in os.walk(folder):
+        for name in ("", *subfolders, *files):
+            os.chown(os.path.join(parent, name), who.uid, who.gid, follow_symlinks=False)
+
+
+def make_folders(site: Site, spec: AttemptSpec, who: Person) -> Path:
+    """Make everything that the attempt's folder holds before the workload starts; its path."""
+    attempt = site.folders.attempt(spec.attempt_id)
+    for name, mode in (("work", 0o755), ("control", 0o755), ("own", 0o755), ("own/bin", 0o755)):
+        (attempt / name).mkdir(parents=True, exist_ok=True)
+        (attempt / name).chmod(mode)
+    attempt.chmod(0o700 if site.isolation.has_namespaces else 0o711)
+    owned = [attempt / "work" / "progress"]
+    if keeps_checkpoints(spec):
+        owned.append(attempt / "work" / spec.checkpoint.subfolder)
+    if spec.tool == jupyter.TOOL:
+        owned.append(site.folders.session(spec.attempt_id))
+    for folder in owned:
+        if not folder.is_dir():
+            _make_owned(site, who, folder)
+    temporary = attempt / "tmp"
+    temporary.mkdir(exist_ok=True)
+    temporary.chmod(0o1777)
+    _write_own_files(site, spec, who, attempt / "own")
+    return attempt
+
+
+def _make_owned(site: Site, who: Person, folder: Path) -> None:
+    missing = [folder]
+    while not missing[-1].parent.is_dir():
+        missing.append(missing[-1].parent)
+    for part in reversed(missing):
+        part.mkdir(mode=0o700)
+        if site.isolation.has_identities:
+            os.chown(part, who.uid, who.gid)
+
+
+def _write_own_files(site: Site, spec: AttemptSpec, who: Person, own: Path) -> None:
+    where = places(site, who, spec.attempt_id)
+    devices = {"node": spec.node, "devices": [asdict(device) for device in spec.devices]}
+    python, path = site.workload_python, f"{site.environment / 'bin'}:{where.own / 'bin'}"
+    script = where.tools / "nvidia_smi.py"
+    texts = {
+        "devices.json": json.dumps(devices),
+        "profile.sh": f'# Login shells set PATH anew.\nPATH="{path}:$PATH"\nexport PATH\n',
+        "passwd": _with_line(
+            "/etc/passwd", f"{who.owner}:x:{who.uid}:{who.gid}::{where.home}:/bin/bash"
+        ),
+        "group": _with_line("/etc/group", f"{who.project}:x:{who.gid}:"),
+    }
+    if site.is_simulated(spec.node):
+        # The limits come from a file of root's, never from the environment.
+        arguments = " ".join(f"'{path}'" for path in (script, where.own / "devices.json"))
+        texts["bin/nvidia-smi"] = f"#!/bin/sh\nexec '{python}' -IS {arguments} \"$@\"\n"
+    for name, text in texts.items():
+        file = own / name
+        file.write_text(text)
+        file.chmod(0o755 if name.startswith("bin/") else 0o644)
+
+
+def _with_line(path: str, line: str) -> str:
+    text = Path(path).read_text() if os.path.exists(path) else ""
+    return f"{text.rstrip()}\n{line}\n".lstrip()
+
+
+# ---------------------------------------------------------------- the launch
+
+
+def keeps_checkpoints(spec: AttemptSpec) -> bool:
+    """Whether the attempt has a checkpoint folder."""
+    return spec.kind == "training"
+
+
+def is_outside(subfolder: str) -> bool:
+    """Whether a checkpoint folder would not lie in the workload's own folder."""
+    path = Path(subfolder)
+    return not path.parts or path.is_absolute() or ".." in path.parts
+
+
+def check(spec: AttemptSpec) -> None:
+    """Refuse what no second try can make right.
+
+    Raises:
+        RefusedError: says which field, which value and why.
+    """
+    subfolder = spec.checkpoint.subfolder
+    if is_outside(subfolder):
+        raise RefusedError(
+            f"checkpoint.subfolder: {subfolder!r} lies outside the workload's folder"
+        )
+    if spec.checkpoint.signal not in signal.Signals.__members__:
+        raise RefusedError(f"checkpoint.signal: {spec.checkpoint.signal!r} is no signal's name")
+    if spec.tool not in ("", jupyter.TOOL):
+        raise RefusedError(f"tool: {spec.tool!r} is not known to this agent")
+    if not spec.command and spec.tool != jupyter.TOOL:
+        raise RefusedError("command: is empty")
+    if any("\0" in text for text in (*spec.command, spec.working_dir, *spec.env.values())):
+        raise RefusedError("command: contains a zero byte")
+
+
+def write_launch(site: Site, spec: AttemptSpec, lease_s: float) -> Path:
+    """Make the attempt's folders and write its `launch.json`; the folder's path.
+
+    Args:
+        site: This agent.
+        spec: What is wanted; checked.
+        lease_s: How long a training may go on without the agent; sessions have no lease.
+    """
+    who = person(spec)
+    home = make_home(site, who)
+    attempt = make_folders(site, spec, who)
+    where = places(site, who, spec.attempt_id)
+    launch = {
+        "argv": _argv(site, spec, where),
+        "env": environment(site, spec, where),
+        "cwd": str(where.home / spec.working_dir),
+        "cwd_as_given": spec.working_dir or "the home folder",
+        "uid": who.uid,
+        "gid": who.gid,
+        "use_identity": site.isolation.has_identities,
+        "use_namespaces": site.isolation.has_namespaces,
+        "view": asdict(attempt_view(site, spec, who, home)),
+        "cgroup": _cgroup(site, spec.attempt_id),
+        "cpu_milli": spec.cpu_milli,
+        "memory_mib": spec.memory_mib,
+        "grace_s": spec.grace_s,
+        "lease_s": lease_s if spec.kind == "training" else 0,
+        "log_limit_bytes": LOG_LIMIT_BYTES,
+        "checkpoint": {
+            "mode": spec.checkpoint.mode if keeps_checkpoints(spec) else "none",
+            "signum": int(signal.Signals[spec.checkpoint.signal]),
+            "command": spec.checkpoint.command,
+            "subfolder": spec.checkpoint.subfolder if keeps_checkpoints(spec) else "",
+        },
+    }
+    with opened(attempt) as fd:
+        on_disk.write_json(on_disk.LAUNCH, launch, dir_fd=fd)
+    return attempt
+
+
+def _argv(site: Site, spec: AttemptSpec, where: Places) -> list[str]:
+    if spec.tool == jupyter.TOOL:
+        return jupyter.argv(
+            python=site.workload_python,
+            socket=where.session / jupyter.SOCKET,
+            home=where.home,
+            base_url=spec.base_url,
+            has_private_paths=site.isolation.has_namespaces,
+        )
+    return list(spec.command)
+
+
+def _cgroup(site: Site, attempt_id: str) -> dict[str, Any] | None:
+    hierarchy = site.isolation.cgroups
+    if hierarchy is None:
+        return None
+    return {
+        "version": hierarchy.version,
+        "parents": [str(parent) for parent in hierarchy.parents],
+        "name": safe_name(attempt_id, "attempt"),
+    }
+
+
+def search_path(site: Site, where: Places) -> str:
+    """Where a workload's commands are looked for."""
+    return f"{site.environment / 'bin'}:{where.own / 'bin'}:{_SYSTEM_PATH}"
+
+
+def environment(site: Site, spec: AttemptSpec, where: Places) -> dict[str, str]:
+    """The workload's environment: our defaults, then the person's, then what must hold."""
+    python_path = [str(where.tools), *filter(None, [spec.env.get("PYTHONPATH")])]
+    threads = str(max(1, math.ceil(spec.cpu_milli / 1000)))
+    who = person(spec)
+    defaults = {
+        "PATH": search_path(site, where),
+        "VIRTUAL_ENV": str(site.environment),
+        "LANG": "C.UTF-8",
+        "SHELL": "/bin/bash",
+        "PYTHONUNBUFFERED": "1",
+        **dict.fromkeys(_THREAD_COUNTS, threads),
+    }
+    if not site.isolation.has_namespaces:
+        defaults["TMPDIR"] = str(site.folders.attempt(spec.attempt_id) / "tmp")
+    given = {name: value for name, value in spec.env.items() if not name.startswith("ALLOT_")}
+    fixed = {
+        "HOME": str(where.home),
+        "USER": who.owner,
+        "LOGNAME": who.owner,
+        "PYTHONPATH": os.pathsep.join(python_path),
+        "ALLOT_WORKLOAD": spec.workload_id,
+        "ALLOT_ATTEMPT": spec.attempt_id,
+        "ALLOT_PROJECT": spec.project,
+        "ALLOT_GPU_MILLI": str(sum(device.gpu_milli for device in spec.devices)),
+        "ALLOT_DEVICES": ",".join(f"{device.uuid}:{device.gpu_milli}" for device in spec.devices),
+        "ALLOT_PROGRESS_FILE": str(where.work / "progress" / "progress.json"),
+        "ALLOT_CONTROL_FILE": str(where.control / "control.json"),
+        "CUDA_VISIBLE_DEVICES": ",".join(
+            device.uuid for device in spec.devices if not device.is_simulated
+        ),
+    }
+    if keeps_checkpoints(spec):
+        fixed["ALLOT_CHECKPOINT_DIR"] = str(where.work / spec.checkpoint.subfolder)
+        if spec.checkpoint.every_s:
+            fixed["ALLOT_CHECKPOINT_EVERY_S"] = f"{spec.checkpoint.every_s:g}"
+    if spec.tool == jupyter.TOOL:
+        fixed |= jupyter.environment(spec.session_secret, where.session)
+    return defaults | given | fixed
+
+
+# ---------------------------------------------------------------- the view
+
+
+def attempt_view(site: Site, spec: AttemptSpec, who: Person, home: Path) -> View:
+    """What the workload sees of the machine."""
+    attempt = site.folders.attempt(spec.attempt_id)
+    own = str(INSIDE / "own")
+    binds = [
+        *(Bind(str(attempt / "tmp"), folder, is_read_only=False) for folder in _TEMPORARY),
+        *_visible(site),
+        Bind(str(home), f"/home/{who.owner}", is_read_only=False),
+        Bind(str(attempt / "work"), str(INSIDE / "attempt"), is_read_only=False),
+        Bind(str(attempt / "control"), str(INSIDE / "control")),
+        Bind(str(attempt / "own"), own),
+        Bind(str(site.tools), str(INSIDE / "lib")),
+        Bind(str(attempt / "own" / "passwd"), "/etc/passwd"),
+        Bind(str(attempt / "own" / "group"), "/etc/group"),
+    ]
+    additions = {"/etc/profile.d": {"allot-workload.sh": f"{own}/profile.sh"}}
+    if site.is_simulated(spec.node):
+        additions["/usr/local/bin"] = {"nvidia-smi": f"{own}/bin/nvidia-smi"}
+    if spec.tool == jupyter.TOOL:
+        session = site.folders.session(spec.attempt_id)
+        binds.append(Bind(str(session), str(INSIDE / "session"), is_read_only=False))
+    files = [name for device in spec.devices for name in site.device_files.get(device.uuid, ())]
+    return View(
+        hidden=_hidden(site),
+        binds=tuple(binds),
+        additions=additions,
+        devices=tuple(dict.fromkeys(files)),
+        shm_mib=spec.memory_mib,
+    )
+
+
+def person_view(site: Site, who: Person, home: Path) -> View:
+    """What any workload of a person sees, for a look before one is accepted."""
+    return View(
+        hidden=(*_hidden(site), *_TEMPORARY),
+        binds=(*_visible(site), Bind(str(home), f"/home/{who.owner}")),
+    )
+
+
+def _hidden(site: Site) -> tuple[str, ...]:
+    return str(site.folders.var), str(site.folders.run)
+
+
+def _visible(site: Site) -> list[Bind]:
+    """The workloads' environment and its interpreter, where they lie in a hidden folder."""
+    interpreter = site.workload_python.resolve().parent.parent
+    hidden = [Path(folder).resolve() for folder in (*HIDDEN, *_TEMPORARY, *_hidden(site))]
+    return [
+        Bind(str(path), str(path))
+        for path in (site.environment, interpreter)
+        if any(path.is_relative_to(folder) for folder in hidden)
+    ]
