@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from django import forms
@@ -133,17 +133,26 @@ class EnvironmentField(TextField):
         Raises:
             ValidationError: as `TextField`, `invalid_variable` or `reserved_variable`.
         """
+        if isinstance(value, Mapping):
+            return self._checked({str(name): str(text) for name, text in value.items()})
         variables: dict[str, str] = {}
         for line in super().clean(value).splitlines():
             if not line.strip():
                 continue
             name, separator, text = line.partition("=")
-            name = name.strip()
-            if not separator or not ENV_NAME.fullmatch(name):
+            if not separator:
                 raise self.refusal("invalid_variable", line)
+            variables[name.strip()] = text
+        return self._checked(variables)
+
+    def _checked(self, variables: dict[str, str]) -> dict[str, str]:
+        super().clean("".join(f"{name}={text}" for name, text in variables.items()))
+        for name, text in variables.items():
+            # A line of the form could not hold a value of several lines.
+            if not ENV_NAME.fullmatch(name) or "\n" in text or "\r" in text:
+                raise self.refusal("invalid_variable", f"{name}={text}")
             if name.startswith(RESERVED_ENV_PREFIX):
                 raise self.refusal("reserved_variable", name)
-            variables[name] = text
         return variables
 
     def prepare_value(self, value: Any) -> Any:  # a mapping at first, then what was typed

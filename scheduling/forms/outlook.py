@@ -30,6 +30,7 @@ class Outlook:
         notes: What a person should know about such a request before sending it.
         wrong: Fields that have to be put right first.
         command: A training's arguments as they were split.
+        node_type: What it would get now, or is first preferred.
     """
 
     spec: WorkloadSpec | None
@@ -38,6 +39,7 @@ class Outlook:
     notes: tuple[str, ...]
     wrong: tuple[BoundField, ...]
     command: tuple[str, ...]
+    node_type: NodeType | None = None
 
     @property
     def cost_per_hour(self) -> Decimal | None:
@@ -56,9 +58,11 @@ def outlook_of(form: WorkloadForm) -> Outlook:
     answer = preview(spec, owner=form.user)
     names = [answer.node_type] if answer.node_type else list(spec.node_types)
     supply = next(iter(supplies(NodeType.objects.filter(name__in=names))), None)
-    if supply is not None:
-        notes += tuple(_fraction_notes(spec, supply))
-    return Outlook(spec, answer, texts.reason_sentence(answer.reason), notes, (), command)
+    if supply is None:
+        return Outlook(spec, answer, texts.reason_sentence(answer.reason), notes, (), command)
+    notes += tuple(_fraction_notes(spec, supply))
+    sentence = texts.reason_sentence(answer.reason)
+    return Outlook(spec, answer, sentence, notes, (), command, supply.node_type)
 
 
 def _roundings(form: WorkloadForm) -> Iterator[str]:

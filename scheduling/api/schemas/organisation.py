@@ -1,0 +1,83 @@
+"""Projects with their quota, and templates."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rest_framework import serializers
+
+from projects.models import Project, Template
+from scheduling.models import ProjectUsage
+
+
+class ProjectSchema(serializers.ModelSerializer[Project]):
+    """A project that the person may see."""
+
+    department = serializers.CharField(source="department.name", allow_null=True, default=None)
+
+    class Meta:
+        model = Project
+        fields = ("name", "title", "description", "department", "priority", "is_personal")
+
+
+class GpuQuotaSchema(serializers.Serializer[Any]):
+    """A project's GPUs of one node type; what was planned last."""
+
+    node_type = serializers.CharField()
+    quota_gpu_milli = serializers.IntegerField()
+    limit_gpu_milli = serializers.IntegerField(allow_null=True)
+    weight = serializers.IntegerField()
+    fair_share_gpu_milli = serializers.IntegerField()
+    requested_gpu_milli = serializers.IntegerField()
+    allocated_gpu_milli = serializers.IntegerField()
+    non_preemptible_gpu_milli = serializers.IntegerField()
+
+
+class ProjectQuotaSchema(serializers.Serializer[Any]):
+    """What a project is promised. Null for CPU and memory means: not counted."""
+
+    project = serializers.CharField()
+    gpu = GpuQuotaSchema(many=True)
+    cpu_quota_milli = serializers.IntegerField(allow_null=True)
+    cpu_limit_milli = serializers.IntegerField(allow_null=True)
+    memory_quota_mib = serializers.IntegerField(allow_null=True)
+    memory_limit_mib = serializers.IntegerField(allow_null=True)
+
+
+def quota_of(project: Project) -> dict[str, Any]:
+    """A project's quota with the last cycle's numbers; two queries."""
+    usage = {row.resource: row for row in ProjectUsage.objects.filter(project=project)}
+    quotas = project.gpu_quotas.select_related("node_type").order_by("node_type__name")
+    rows = []
+    for quota in quotas:
+        used = usage.get(f"gpu:{quota.node_type.name}")
+        rows.append(
+            {
+                "node_type": quota.node_type.name,
+                "quota_gpu_milli": quota.quota_milli,
+                "limit_gpu_milli": quota.limit_milli,
+                "weight": quota.weight,
+                "fair_share_gpu_milli": used.fair_share if used else 0,
+                "requested_gpu_milli": used.requested if used else 0,
+                "allocated_gpu_milli": used.allocated if used else 0,
+                "non_preemptible_gpu_milli": used.non_preemptible if used else 0,
+            }
+        )
+    return {
+        "project": project.name,
+        "gpu": rows,
+        "cpu_quota_milli": project.cpu_quota_milli,
+        "cpu_limit_milli": project.cpu_limit_milli,
+        "memory_quota_mib": project.memory_quota_mib,
+        "memory_limit_mib": project.memory_limit_mib,
+    }
+
+
+class TemplateSchema(serializers.ModelSerializer[Template]):
+    """A saved form: values by the page's field names, in the page's units."""
+
+    project = serializers.CharField(source="project.name", allow_null=True, default=None)
+
+    class Meta:
+        model = Template
+        fields = ("id", "name", "description", "kind", "scope", "project", "spec")

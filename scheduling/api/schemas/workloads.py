@@ -1,0 +1,333 @@
+"""Workloads and what belongs to them: attempts, checkpoints, events, waits; and new ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import Any
+
+from drf_spectacular.utils import extend_schema_field
+from rest_framework import serializers
+
+from projects.access import may_change_workload, may_connect
+from projects.models import User
+from scheduling import texts
+from scheduling.forms.training import PRIORITIES
+from scheduling.models import Attempt, Checkpoint, DeviceAllocation, Event, Wait, Workload
+from scheduling.selectors import NOTHING_WAITED, Waited
+
+PRIORITY_NAMES = {value.value: name for name, value in PRIORITIES.items()}
+
+
+class Rights:
+    """What one person may do, asked of `projects.access` once per project and not per row."""
+
+    def __init__(self, person: User) -> None:
+        self.person = person
+        self._known: dict[tuple[str, int, bool], bool] = {}
+
+    def may_change(self, workload: Workload) -> bool:
+        """Stop it, see its variables."""
+        return self._ask("change", may_change_workload, workload)
+
+    def may_connect(self, workload: Workload) -> bool:
+        """Enter the session."""
+        return self._ask("connect", may_connect, workload)
+
+    def _ask(self, what: str, rule: Callable[[User, Workload], bool], workload: Workload) -> bool:
+        key = (what, workload.project_id, workload.owner_id == self.person.pk)
+        if key not in self._known:
+            self._known[key] = rule(self.person, workload)
+        return self._known[key]
+
+
+class ReasonSchema(serializers.Serializer[dict[str, Any]]):
+    """Why a workload waits, starts or stops."""
+
+    code = serializers.CharField()
+    message = serializers.CharField(help_text="In the language asked for.")
+    details = serializers.DictField(help_text="The numbers compared.")
+    offers = serializers.ListField(
+        child=serializers.DictField(), help_text="What the person could do."
+    )
+    per_node_type = serializers.ListField(child=serializers.DictField())
+    evaluated_at = serializers.DateTimeField(allow_null=True)
+
+
+def reason_of(workload: Workload) -> dict[str, Any] | None:
+    """A workload's reason as the API sends it; None before the first."""
+    reason = workload.reason
+    if not reason:
+        return None
+    return {
+        "code": reason.get("code", ""),
+        "message": texts.reason_sentence(reason),
+        "details": reason.get("details") or {},
+        "offers": list(reason.get("offers") or ()),
+        "per_node_type": list(reason.get("per_node_type") or ()),
+        "evaluated_at": workload.reason_at,
+    }
+
+
+class QueueSchema(serializers.Serializer[dict[str, Any]]):
+    """Its place among those who wait for the same project and node type."""
+
+    position = serializers.IntegerField(allow_null=True)
+    of = serializers.IntegerField(allow_null=True)
+
+
+class WaitedSchema(serializers.Serializer[Waited]):
+    """Seconds in the queue: this time (null when it does not wait), and in all."""
+
+    now_s = serializers.FloatField(allow_null=True)
+    total_s = serializers.FloatField()
+    num_waits = serializers.IntegerField()
+
+
+class WorkloadSchema(serializers.ModelSerializer[Workload]):
+    """A session or training. `env` is null for those who may not change it."""
+
+    project = serializers.CharField(source="project.name")
+    owner = serializers.CharField(source="owner.username")
+    node = serializers.CharField(source="node.name", allow_null=True, default=None)
+    node_type = serializers.CharField(source="node_type.name", allow_null=True, default=None)
+    priority = serializers.SerializerMethodField()
+    env = serializers.SerializerMethodField()
+    reason = serializers.SerializerMethodField()
+    queue = serializers.SerializerMethodField()
+    waited = serializers.SerializerMethodField()
+    claimant_project = serializers.CharField(
+        source="claimant.project.name", allow_null=True, default=None
+    )
+    session_path = serializers.SerializerMethodField()
+
+    class Meta:
+        model = Workload
+        fields = (
+            "id",
+            "name",
+            "kind",
+            "project",
+            "owner",
+            "template_name",
+            "phase",
+            "phase_changed_at",
+            "submitted_at",
+            "ended_at",
+            "reason",
+            "queue",
+            "waited",
+            "node",
+            "node_type",
+            "is_borrowing",
+            "claimant_project",
+            "num_failures",
+            "num_preemptions",
+            "not_before",
+            "session_path",
+            "num_devices",
+            "gpu_milli",
+            "gpu_memory_mib",
+            "cpu_milli",
+            "memory_mib",
+            "node_types",
+            "command",
+            "working_dir",
+            "env",
+            "is_preemptible",
+            "priority",
+            "checkpoint_mode",
+            "checkpoint_signal",
+            "checkpoint_command",
+            "checkpoint_path",
+            "checkpoint_every_s",
+            "grace_s",
+            "backoff_limit",
+        )
+
+    def get_priority(self, workload: Workload) -> str:
+        """By name, as the form offers it."""
+        return PRIORITY_NAMES.get(workload.priority, str(workload.priority))
+
+    def get_env(self, workload: Workload) -> dict[str, str] | None:
+        """Its variables may hold what is not for everybody's eyes."""
+        rights: Rights = self.context["rights"]
+        return dict(workload.env) if rights.may_change(workload) else None
+
+    @extend_schema_field(ReasonSchema(allow_null=True))
+    def get_reason(self, workload: Workload) -> dict[str, Any] | None:
+        """Why, in words and numbers."""
+        return reason_of(workload)
+
+    @extend_schema_field(QueueSchema)
+    def get_queue(self, workload: Workload) -> dict[str, int | None]:
+        """Its place in the queue."""
+        return {"position": workload.queue_position, "of": workload.queue_length}
+
+    @extend_schema_field(WaitedSchema)
+    def get_waited(self, workload: Workload) -> dict[str, Any]:
+        """How long it has waited."""
+        waits: Mapping[Any, Waited] = self.context["waits"]
+        return dict(WaitedSchema(waits.get(workload.pk, NOTHING_WAITED)).data)
+
+    def get_session_path(self, workload: Workload) -> str | None:
+        """Where the owner's browser reaches it; null for everybody else and for trainings."""
+        rights: Rights = self.context["rights"]
+        if not workload.is_session or not rights.may_connect(workload):
+            return None
+        return f"/s/{workload.pk}/"
+
+
+class EventSchema(serializers.ModelSerializer[Event]):
+    """One thing that happened to a workload."""
+
+    attempt = serializers.IntegerField(source="attempt.number", allow_null=True, default=None)
+    actor = serializers.CharField(source="actor.username", allow_null=True, default=None)
+    message = serializers.SerializerMethodField()
+
+    class Meta:
+        model = Event
+        fields = ("id", "at", "code", "phase", "attempt", "actor", "message", "details")
+
+    def get_message(self, event: Event) -> str:
+        """What happened, in the language asked for."""
+        return texts.event_sentence(event)
+
+
+class WaitSchema(serializers.ModelSerializer[Wait]):
+    """One interval in the queue, with its cause."""
+
+    claimant_project = serializers.CharField(
+        source="claimant.project.name", allow_null=True, default=None
+    )
+    message = serializers.SerializerMethodField()
+    wait_s = serializers.SerializerMethodField()
+
+    class Meta:
+        model = Wait
+        fields = (
+            "id",
+            "started_at",
+            "ended_at",
+            "wait_s",
+            "cause",
+            "claimant_project",
+            "message",
+            "details",
+        )
+
+    def get_message(self, wait: Wait) -> str:
+        """Why it waited, in the language asked for."""
+        return texts.wait_cause(wait)
+
+    def get_wait_s(self, wait: Wait) -> float:
+        """Its length until now or its end."""
+        now: datetime = self.context["now"]
+        return ((wait.ended_at or now) - wait.started_at).total_seconds()
+
+
+class CheckpointSchema(serializers.ModelSerializer[Checkpoint]):
+    """A complete, verified checkpoint."""
+
+    attempt = serializers.IntegerField(source="attempt.number", allow_null=True, default=None)
+
+    class Meta:
+        model = Checkpoint
+        fields = ("key", "attempt", "step", "saved_at", "size_bytes", "sha256", "is_kept")
+
+
+class GrantSchema(serializers.ModelSerializer[DeviceAllocation]):
+    """The part of one device that an attempt holds."""
+
+    device = serializers.CharField(source="device_id")
+
+    class Meta:
+        model = DeviceAllocation
+        fields = ("device", "gpu_milli", "memory_mib")
+
+
+class AttemptSchema(serializers.ModelSerializer[Attempt]):
+    """One start of a workload on a node."""
+
+    node = serializers.CharField(source="node.name")
+    devices = serializers.SerializerMethodField()
+    resumed_from = serializers.CharField(source="resumed_from.key", allow_null=True, default=None)
+    resumed_step = serializers.IntegerField(
+        source="resumed_from.step", allow_null=True, default=None
+    )
+
+    class Meta:
+        model = Attempt
+        fields = (
+            "id",
+            "number",
+            "node",
+            "devices",
+            "phase",
+            "goal",
+            "goal_detail",
+            "is_ready",
+            "placed_at",
+            "started_at",
+            "ready_at",
+            "ended_at",
+            "exit_code",
+            "exit_cause",
+            "error",
+            "last_lines",
+            "peak_memory_mib",
+            "memory_limit_mib",
+            "cpu_limit_milli",
+            "resumed_from",
+            "resumed_step",
+            "lost_progress_s",
+        )
+
+    @extend_schema_field(GrantSchema(many=True))
+    def get_devices(self, attempt: Attempt) -> list[dict[str, Any]]:
+        """What it holds or held."""
+        allocation = getattr(attempt, "allocation", None)
+        return list(GrantSchema(allocation.devices.all(), many=True).data) if allocation else []
+
+
+class NewWorkloadSchema(serializers.Serializer[Any]):
+    """What a new workload asks for.
+
+    Without GPU fields it asks for no GPU, without `node_types` it takes any that project and kind
+    allow. A training must have a `command`; its other fields have the page's defaults.
+    """
+
+    kind = serializers.ChoiceField(choices=["interactive", "training"])
+    project = serializers.CharField()
+    name = serializers.RegexField(r"^[a-z][a-z0-9-]{1,39}$")
+    template_name = serializers.CharField(required=False, allow_null=True)
+    node_types = serializers.ListField(
+        child=serializers.CharField(), required=False, allow_null=True
+    )
+    num_devices = serializers.IntegerField(
+        required=False, allow_null=True, min_value=0, max_value=8
+    )
+    gpu_milli = serializers.IntegerField(
+        required=False, allow_null=True, min_value=50, max_value=1000
+    )
+    gpu_memory_mib = serializers.IntegerField(required=False, allow_null=True, min_value=512)
+    cpu_milli = serializers.IntegerField(min_value=100)
+    memory_mib = serializers.IntegerField(min_value=64)
+    working_dir = serializers.CharField(required=False, allow_null=True)
+    env = serializers.DictField(child=serializers.CharField(), required=False, allow_null=True)
+    command = serializers.ListField(child=serializers.CharField(), required=False, allow_null=True)
+    is_preemptible = serializers.BooleanField(required=False, allow_null=True)
+    priority = serializers.ChoiceField(choices=list(PRIORITIES), required=False, allow_null=True)
+    checkpoint_mode = serializers.ChoiceField(
+        choices=["none", "signal", "command"], required=False, allow_null=True
+    )
+    checkpoint_signal = serializers.CharField(required=False, allow_null=True)
+    checkpoint_command = serializers.CharField(required=False, allow_null=True)
+    checkpoint_path = serializers.CharField(required=False, allow_null=True)
+    checkpoint_every_s = serializers.IntegerField(
+        required=False, allow_null=True, min_value=60, max_value=86400
+    )
+    grace_s = serializers.IntegerField(required=False, allow_null=True, min_value=0, max_value=300)
+    backoff_limit = serializers.IntegerField(
+        required=False, allow_null=True, min_value=0, max_value=100
+    )

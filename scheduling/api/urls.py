@@ -1,0 +1,70 @@
+"""Addresses under `/api/v1`, and the document that describes them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.urls import path, re_path
+from drf_spectacular.renderers import OpenApiJsonRenderer
+from drf_spectacular.views import SpectacularAPIView
+from rest_framework.exceptions import NotFound
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.routers import SimpleRouter
+
+from scheduling.api.base import ApiViewSet
+from scheduling.api.views.cluster import NodeTypeViewSet, NodeViewSet
+from scheduling.api.views.organisation import ProjectViewSet, TemplateViewSet
+from scheduling.api.views.workloads import QueueViewSet, WorkloadViewSet
+
+app_name = "api"
+
+router = SimpleRouter(trailing_slash=False, use_regex_path=False)
+router.register("workloads", WorkloadViewSet, basename="workload")
+router.register("queue", QueueViewSet, basename="queue")
+router.register("node-types", NodeTypeViewSet, basename="node-type")
+router.register("nodes", NodeViewSet, basename="node")
+router.register("projects", ProjectViewSet, basename="project")
+router.register("templates", TemplateViewSet, basename="template")
+
+
+class UnknownAddress(ApiViewSet):
+    """Answers what is no address of ours as the API answers, not with a page."""
+
+    schema = None
+
+    def not_found(self, request: Request, *args: object, **kwargs: object) -> Response:
+        """404.
+
+        Raises:
+            NotFound: always.
+        """
+        raise NotFound
+
+
+METHODS: dict[str, Any] = dict.fromkeys(  # DRF's own union of names and functions
+    ("get", "post", "put", "patch", "delete"), "not_found"
+)
+
+DOCUMENT_SETTINGS = {
+    "OAS_VERSION": "3.1.0",
+    "SCHEMA_PATH_PREFIX": "/api/v1",
+    "ENUM_NAME_OVERRIDES": {
+        "WorkloadKind": "projects.models.WorkloadKind",
+        "WorkloadPhase": "scheduling.models.Phase",
+        "AttemptPhase": "scheduling.models.AttemptPhase",
+    },
+}
+
+document = SpectacularAPIView.as_view(
+    renderer_classes=[OpenApiJsonRenderer],
+    authentication_classes=[],
+    permission_classes=[],
+    custom_settings=DOCUMENT_SETTINGS,
+)
+
+urlpatterns = [
+    path("openapi.json", document, name="openapi"),
+    *router.urls,
+    re_path(r"^.*$", UnknownAddress.as_view(METHODS)),
+]

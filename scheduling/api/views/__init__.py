@@ -1,0 +1,1 @@
+"""Views of the API: each checks access, reads through querysets and selectors, and answers JSON."""

@@ -1,0 +1,73 @@
+"""Who shares it: the person's projects with their quota, and the templates offered to them."""
+
+from __future__ import annotations
+
+from django.db.models import QuerySet
+from drf_spectacular.utils import extend_schema
+from rest_framework.decorators import action
+from rest_framework.generics import get_object_or_404
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from projects.access import visible_projects
+from projects.models import Project, Template
+from projects.templates import templates_for
+from scheduling.api.base import FIELDS, ApiViewSet
+from scheduling.api.schemas.organisation import (
+    ProjectQuotaSchema,
+    ProjectSchema,
+    TemplateSchema,
+    quota_of,
+)
+from scheduling.api.schemas.problems import problems_of
+
+ERRORS = problems_of(401, 404, 422)
+
+
+class ProjectViewSet(ApiViewSet):
+    """Projects that the person may see."""
+
+    serializer_class = ProjectSchema
+    lookup_field = "name"
+
+    def get_queryset(self) -> QuerySet[Project]:
+        """Those of which the person is a member; all for an admin."""
+        return visible_projects(self.person).select_related("department")
+
+    @extend_schema(parameters=[FIELDS], responses={200: ProjectSchema(many=True), **ERRORS})
+    def list(self, request: Request) -> Response:
+        """Projects by name."""
+        return self.items(self.get_queryset(), ProjectSchema, ordering=("name",))
+
+    @extend_schema(responses={200: ProjectSchema, **ERRORS})
+    def retrieve(self, request: Request, name: str) -> Response:
+        """One project."""
+        return Response(ProjectSchema(get_object_or_404(self.get_queryset(), name=name)).data)
+
+    @extend_schema(responses={200: ProjectQuotaSchema, **ERRORS})
+    @action(detail=True)
+    def quota(self, request: Request, name: str) -> Response:
+        """What it is promised and holds, per node type."""
+        project: Project = get_object_or_404(self.get_queryset(), name=name)
+        return Response(ProjectQuotaSchema(quota_of(project)).data)
+
+
+class TemplateViewSet(ApiViewSet):
+    """Saved forms: the platform's, the projects', the person's own."""
+
+    serializer_class = TemplateSchema
+    lookup_value_converter = "uuid"
+
+    def get_queryset(self) -> QuerySet[Template]:
+        """Those offered to the person."""
+        return templates_for(self.person)
+
+    @extend_schema(parameters=[FIELDS], responses={200: TemplateSchema(many=True), **ERRORS})
+    def list(self, request: Request) -> Response:
+        """Templates by name."""
+        return self.items(self.get_queryset(), TemplateSchema, ordering=("name", "id"))
+
+    @extend_schema(responses={200: TemplateSchema, **ERRORS})
+    def retrieve(self, request: Request, pk: str) -> Response:
+        """One template."""
+        return Response(TemplateSchema(get_object_or_404(self.get_queryset(), pk=pk)).data)
