@@ -64,10 +64,13 @@ class ReclaimVictims:
             if best is None:
                 return None
             _, account, pair = best
-            victim = self._pop(account)
-            if self._ends_fairly(pair, victim):
-                mine, theirs = pair
-                return Victim(victim.item, victim.replicas, self._numbers(mine, theirs))
+            item = heappop(self._heaps[account.id])[1]
+            victim = self._state.next_victim(item)
+            # What would end unfairly now will not become fair by further removals.
+            if victim is not None and self._ends_fairly(pair, victim):
+                if len(victim.replicas) < len(item.running):
+                    heappush(self._heaps[account.id], (key_after_shrinking(item), item))
+                return Victim(item, victim.replicas, self._numbers(*pair))
 
     def is_legal(self, victims: list[Victim]) -> bool:
         """Walk the set through once more: each member must be allowed to lose just before its
@@ -153,15 +156,6 @@ class ReclaimVictims:
         return victim is not None and is_useful(
             self._state, self._item, self._option, victim, self._effort
         )
-
-    def _pop(self, account: Account) -> Victim:
-        heap = self._heaps[account.id]
-        item = heappop(heap)[1]
-        victim = self._state.next_victim(item)
-        assert victim is not None
-        if len(victim.replicas) < len(item.running):
-            heappush(heap, (key_after_shrinking(item), item))
-        return victim
 
     def _numbers(self, mine: Account, theirs: Account) -> dict[str, object]:
         r = max(self._lacking, key=lambda r: (theirs.over_ratio(r), r))
