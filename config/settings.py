@@ -111,7 +111,7 @@ DATABASES: dict[str, dict[str, Any]] = {
             **_database,
             # Under ASGI each request has a thread of its own, so connections live in a pool. Its
             # limits are short: a database that is away shows at once, and is back at once.
-            "pool": {"min_size": 1, "max_size": 20, "timeout": 5, "reconnect_timeout": 2},
+            "pool": {"min_size": 1, "max_size": 20, "timeout": 3, "reconnect_timeout": 2},
         },
     }
 }
