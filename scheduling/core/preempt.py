@@ -1,5 +1,9 @@
-"""Giving way inside one project: only to strictly higher priority, and without any question of
-fairness, since the project's total hardly changes."""
+"""Giving way inside one project, and only to strictly higher priority.
+
+There is no question of fairness as long as the project's total does not grow by it. A preemptible
+claimant that would take idle capacity beside its victims' and so end above its project's share is
+refused: others would take it back, and the two would evict each other in turn.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +29,7 @@ class PreemptVictims:
             if other.priority < item.priority
         ]
         heapify(self._heap)
+        self._before = item.account.allocated.copy()
 
     def pick(self) -> Victim | None:
         while self._heap:
@@ -42,6 +47,14 @@ class PreemptVictims:
             }
             return Victim(item, victim.replicas, numbers)
         return None
+
+    def is_enough(self) -> bool:
+        item = self._item
+        account, count = item.account, item.num_next
+        return not item.is_preemptible or all(
+            account.allocated[r] + amount * count <= max(self._before[r], account.fair[r])
+            for r, amount in self._option.amounts
+        )
 
     def is_legal(self, victims: list[Victim]) -> bool:
         return all(victim.item.priority < self._item.priority for victim in victims)

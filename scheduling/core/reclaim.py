@@ -72,6 +72,9 @@ class ReclaimVictims:
                     heappush(self._heaps[account.id], (key_after_shrinking(item), item))
                 return Victim(item, victim.replicas, self._numbers(*pair))
 
+    def is_enough(self) -> bool:
+        return True
+
     def is_legal(self, victims: list[Victim]) -> bool:
         """Walk the set through once more: each member must be allowed to lose just before its
         removal.

@@ -22,6 +22,9 @@ class VictimSource(Protocol):
     def pick(self) -> Victim | None:
         """The next victim, not yet removed; None when nobody else may lose."""
 
+    def is_enough(self) -> bool:
+        """Whether with what is removed by now the rule lets the claimant in."""
+
     def is_legal(self, victims: list[Victim]) -> bool:
         """Whether this set, with all its members removed now, could have been picked in this
         order.
@@ -67,9 +70,8 @@ def search(
     Cost: a placement test per victim, at most `Policy.max_victims`; as many again for the walk
     back.
     """
-    count = item.num_next
     victims: list[Victim] = []
-    spots = _try(state, item, option, count)
+    spots = _try(state, item, option, source)
     while spots is None:
         victim = None
         if len(victims) >= state.policy.max_victims or state.should_stop():
@@ -83,18 +85,21 @@ def search(
         state.remove(victim)
         victims.append(victim)
         effort.num_tried += 1
-        spots = _try(state, item, option, count)
+        spots = _try(state, item, option, source)
     if victims:
         victims, spots = _walk_back(state, item, option, source, victims, spots)
     return Found(victims, spots)
 
 
-def _try(state: State, item: Item, option: Option, count: int) -> list[Spot] | None:
+def _try(state: State, item: Item, option: Option, source: VictimSource) -> list[Spot] | None:
     """Places for the claimant as things stand, taken in the ledger, if limits and quota allow it
     too.
     """
+    count = item.num_next
     barrier = refusal(item.account, option.amounts, is_preemptible=item.is_preemptible, count=count)
-    return None if barrier else state.find(item, option, count)
+    if barrier is not None or not source.is_enough():
+        return None
+    return state.find(item, option, count)
 
 
 def _walk_back(
@@ -112,7 +117,6 @@ def _walk_back(
     their starting order, so they return last picked first, and once one of them is needed the ones
     before it stay out as well.
     """
-    count = item.num_next
     needed = list(victims)
     fixed = {victims[-1].item.id}
     for victim in _return_order(victims):
@@ -122,11 +126,11 @@ def _walk_back(
             state.ledger.give_back(spot, item.shape.ask)
         state.put_back(victim)
         rest = [other for other in needed if other is not victim]
-        again = _try(state, item, option, count) if source.is_legal(rest) else None
+        again = _try(state, item, option, source) if source.is_legal(rest) else None
         if again is None:
             fixed.add(victim.item.id)
             state.remove(victim)
-            again = _try(state, item, option, count)
+            again = _try(state, item, option, source)
             assert again is not None
         else:
             needed = rest
