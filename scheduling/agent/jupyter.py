@@ -7,10 +7,15 @@ given in the environment alone, because command lines can be read by others.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import stat
 from contextlib import suppress
 from pathlib import Path
+
+from scheduling.agent.folders import opened
+
+log = logging.getLogger(__name__)
 
 TOOL = "jupyter"
 # Short: without namespaces the socket's whole path has to fit into 107 bytes.
@@ -90,7 +95,12 @@ def pin(socket: Path, pinned: Path, uid: int | None) -> bool:
         if pinned.exists() and pinned.stat().st_ino == status.st_ino:
             return True
         pinned.unlink(missing_ok=True)
-        os.link(f"/proc/self/fd/{fd}", pinned, follow_symlinks=True)
+        # Python follows the link that names our descriptor only when it is given a folder.
+        with opened(pinned.parent) as folder_fd:
+            os.link(f"/proc/self/fd/{fd}", pinned, src_dir_fd=folder_fd, follow_symlinks=True)
+    except OSError as error:
+        log.warning("%s: %s", socket, error)
+        return False
     finally:
         os.close(fd)
     return True
