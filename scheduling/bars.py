@@ -1,10 +1,8 @@
 """The resource bar: used inside allocated inside quota, what is borrowed hatched past the tick.
 
 One value for cluster, node type, node, device and project. Positions are percentages of the bar's
-length as text
-with a decimal point, because they become attributes of an SVG (styles would need an exception from
-the page's
-content security policy).
+length as text with a decimal point, because they become attributes of an SVG (styles would need an
+exception from the page's content security policy).
 """
 
 from __future__ import annotations
@@ -69,4 +67,4 @@ class Bar:
 
     @property
     def fair_share_at(self) -> str | None:
-        return None if self.fair_share is None else self._percent(self.fair_share)
+        return self._percent(self.fair_share) if self.fair_share else None

@@ -1,9 +1,8 @@
 """Amounts, times and money as people of the current language read them.
 
 Amounts are integers inside; pages show GPUs and cores as decimals, memory in MiB or GiB, and spans
-in the two
-largest units that matter. Sentences (`scheduling.texts`), templates and forms use these functions
-alike.
+in the two largest units that matter. Sentences (`scheduling.texts`), templates and forms use these
+functions alike.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from decimal import ROUND_HALF_EVEN, Decimal
 
 from django.utils import timezone
 from django.utils.formats import date_format, number_format
-from django.utils.translation import gettext, pgettext
+from django.utils.translation import gettext, ngettext, pgettext
 
 MIB_PER_GIB = 1024
 MIB_PER_TIB = 1024 * 1024
@@ -44,15 +43,33 @@ def cores(milli: int) -> str:
     return decimal(Decimal(milli) / 1000, 2)
 
 
+def cores_text(milli: int) -> str:
+    """Cores with the word: 1 core, 2 cores, 0.5 cores."""
+    if milli % 1000:
+        return pgettext("part of a core", "%(count)s cores") % {"count": cores(milli)}
+    count = milli // 1000
+    return ngettext("%(count)s core", "%(count)s cores", count) % {"count": cores(milli)}
+
+
 def memory(mib: int) -> str:
-    """Memory with its unit; whole and half GiB as such, small amounts in MiB."""
+    """Memory with its unit, to a tenth."""
+    scale, unit = _memory_unit(mib)
+    return f"{decimal(Decimal(mib) / scale, 1)}{NO_BREAK}{unit}"
+
+
+def memory_pair(part: int, whole: int) -> str:
+    """Part and whole in the whole's unit: 12 / 192 GiB."""
+    scale, unit = _memory_unit(whole)
+    numbers = f"{decimal(Decimal(part) / scale, 1)} / {decimal(Decimal(whole) / scale, 1)}"
+    return f"{numbers}{NO_BREAK}{unit}"
+
+
+def _memory_unit(mib: int) -> tuple[int, str]:
     if mib >= MIB_PER_TIB:
-        unit, value = pgettext("unit", "TiB"), Decimal(mib) / MIB_PER_TIB
-    elif mib >= MIB_PER_GIB:
-        unit, value = pgettext("unit", "GiB"), Decimal(mib) / MIB_PER_GIB
-    else:
-        unit, value = pgettext("unit", "MiB"), Decimal(mib)
-    return f"{decimal(value, 1)}{NO_BREAK}{unit}"
+        return MIB_PER_TIB, pgettext("unit", "TiB")
+    if mib >= MIB_PER_GIB:
+        return MIB_PER_GIB, pgettext("unit", "GiB")
+    return 1, pgettext("unit", "MiB")
 
 
 def size(num_bytes: int) -> str:

@@ -21,7 +21,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from scheduling import formats
-from scheduling.models import Event, Wait, Workload
+from scheduling.models import Event, Phase, Wait, Workload
 
 Details = Mapping[str, Any]
 Sentence = Callable[[Details], str]
@@ -49,6 +49,18 @@ def reason_sentence(reason: Mapping[str, Any]) -> str:
     return _sentence(_REASONS, str(reason.get("code", "")), reason.get("details") or {}) or str(
         reason.get("message", "")
     )
+
+
+def why(workload: Workload) -> str:
+    """Why a workload is in its state; its recorded reason, except where a lost node says more."""
+    if workload.phase == Phase.LOST:
+        node = workload.node.name if workload.node else "—"
+        if workload.is_session:
+            return _("Node %(node)s no longer reports; the session is left alone") % {"node": node}
+        return _(
+            "Node %(node)s no longer reports; it is started elsewhere once its lease is over"
+        ) % {"node": node}
+    return reason_sentence(workload.reason) if workload.reason else ""
 
 
 def event_sentence(event: Event) -> str:
@@ -98,7 +110,7 @@ def _of_resource(resource: str, amount: int | None) -> str:
     if amount is None:
         return _("no bound")
     if resource == "cpu":
-        return _("%(count)s cores") % {"count": formats.cores(amount)}
+        return formats.cores_text(amount)
     if resource == "memory":
         return formats.memory(amount)
     return _gpu(amount)
@@ -403,7 +415,8 @@ def _offer(item: Mapping[str, Any], workload: Workload | None) -> Offer | None:
 def _smaller(item: Mapping[str, Any], workload: Workload | None) -> Offer:
     milli = int(item["gpu_milli"])
     return Offer(
-        _("Ask for %(gpu)s") % {"gpu": _gpu(milli)}, _form_address(workload, gpu_milli=milli)
+        _("Ask for %(gpu)s") % {"gpu": _gpu(milli)},
+        _form_address(workload, gpu_fraction=milli / 1000),
     )
 
 

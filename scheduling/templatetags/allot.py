@@ -89,7 +89,7 @@ def event_text(event: Any) -> str:
 @register.filter
 def reason_text(workload: Workload) -> str:
     """Why it waits, in words; empty where nothing is recorded."""
-    return texts.reason_sentence(workload.reason) if workload.reason else ""
+    return texts.why(workload)
 
 
 @register.filter
@@ -103,8 +103,25 @@ def cores(milli: int | None) -> str:
 
 
 @register.filter
+def cores_text(milli: int) -> str:
+    return formats.cores_text(milli)
+
+
+@register.filter
+def lines(texts_in_order: list[str]) -> str:
+    """Lines as one text."""
+    return "\n".join(texts_in_order)
+
+
+@register.filter
 def memory(mib: int | None) -> str:
     return "—" if mib is None else formats.memory(mib)
+
+
+@register.filter
+def memory_of(held: int, total: int) -> str:
+    """What is held of a memory, in the unit of the whole."""
+    return formats.memory_pair(held, total)
 
 
 @register.filter

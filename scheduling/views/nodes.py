@@ -59,6 +59,7 @@ def nodes(request: PageRequest) -> HttpResponse:
     context = {
         "topics": [NODES_TOPIC],
         "rows": _rows(rows[:MAX_NODES]),
+        "has_driver": any(row.driver for row in rows),
         "search": search,
         "is_cut": len(rows) > MAX_NODES,
         "max_nodes": MAX_NODES,

@@ -51,7 +51,12 @@ def _own_projects(user: User) -> list[Project]:
 
 
 def _recent(user: User) -> list[Workload]:
-    rows = Workload.objects.filter(owner=user).for_list().order_by("-phase_changed_at")
+    rows = (
+        Workload.objects.filter(owner=user)
+        .for_list()
+        .select_related("node", "current")
+        .order_by("-phase_changed_at")
+    )
     return list(rows[:NUM_RECENT])
 
 

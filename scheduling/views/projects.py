@@ -96,7 +96,7 @@ def project(request: PageRequest, name: str) -> HttpResponse:
         "project": row,
         "holdings": holdings([row]).get(row.pk, []),
         "members": list(row.memberships.select_related("user").order_by("role", "user__username")),
-        "workloads": list(row.workloads.for_list()[:NUM_WORKLOADS]),
+        "workloads": list(row.workloads.for_list().select_related("node")[:NUM_WORKLOADS]),
         "allowed": _allowed(row),
     }
     return page(request, "scheduling/project.html", context)

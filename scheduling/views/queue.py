@@ -53,7 +53,7 @@ def queue(request: PageRequest) -> HttpResponse:
     visible = waiting.filter(project__in=access.visible_projects(request.user))
     rows = list(
         visible.for_list()
-        .select_related("project", "owner", "node_type", "claimant__project")
+        .select_related("node", "claimant__project")
         .order_by("project__name", F("queue_position").asc(nulls_last=True), "submitted_at", "id")[
             :MAX_ROWS
         ]

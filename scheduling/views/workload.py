@@ -85,7 +85,7 @@ def workload(request: PageRequest, workload_id: uuid.UUID) -> HttpResponse:
         "actions": _actions(row, request.user),
         "is_waiting": row.phase in WAITING_PHASES,
         "is_ended": row.phase in ENDED_PHASES,
-        "reason": texts.reason_sentence(row.reason) if row.reason else "",
+        "reason": texts.why(row),
         "per_node_type": texts.per_node_type(row.reason),
         "offers": texts.offers(row.reason, row),
         "waits": [(wait, texts.wait_cause(wait)) for wait in waits],

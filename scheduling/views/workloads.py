@@ -92,7 +92,12 @@ def workloads(request: PageRequest) -> HttpResponse:
     filters = read_filters(request.GET)
     found = filters.apply(visible_workloads(request.user), request.user)
     after = read_cursor(request.GET.get("after", ""))
-    rows = list(_after(found, after).for_list().order_by("-submitted_at", "-id")[: ROWS + 1])
+    rows = list(
+        _after(found, after)
+        .for_list()
+        .select_related("node", "current")
+        .order_by("-submitted_at", "-id")[: ROWS + 1]
+    )
     shown = rows[:ROWS]
     projects = list(access.visible_projects(request.user))
     context = {

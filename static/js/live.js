@@ -125,21 +125,24 @@
     return copy.innerHTML;
   };
 
+  let openAfterSwap = [];
   document.addEventListener("htmx:beforeSwap", (event) => {
     const region = event.detail.target;
     if (!region || !region.matches || !region.matches("[data-live]")) return;
     const answer = new DOMParser().parseFromString(event.detail.serverResponse, "text/html");
-    const fresh = answer.getElementById(region.id);
-    if (!fresh) {
+    const ids = [region.id, ...(region.dataset.also || "").split(" ").filter(Boolean)];
+    const isSame = (id) => {
+      const [fresh, shown] = [answer.getElementById(id), document.getElementById(id)];
+      return fresh && shown && plain(fresh) === plain(shown);
+    };
+    // Without our region it is another page, such as an error or the login.
+    if (!answer.getElementById(region.id) || ids.every(isSame)) {
       event.detail.shouldSwap = false;
       return;
     }
-    if (plain(fresh) === plain(region)) event.detail.shouldSwap = false;
-    else region.openDetails = [...region.querySelectorAll("details[open][id]")].map(({ id }) => id);
-    openAfterSwap = region.openDetails || [];
+    openAfterSwap = [...document.querySelectorAll("[data-live] details[open][id]")].map(({ id }) => id);
   });
 
-  let openAfterSwap = [];
   document.addEventListener("htmx:afterSwap", () => {
     for (const id of openAfterSwap) {
       const details = document.getElementById(id);

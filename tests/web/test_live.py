@@ -1,0 +1,179 @@
+"""The live socket: who may hear what, and that a slow browser gets the newest state only."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from asgiref.testing import ApplicationCommunicator
+from channels.auth import AuthMiddlewareStack
+from channels.db import database_sync_to_async
+from channels.layers import get_channel_layer
+from channels.routing import URLRouter
+from django.conf import settings
+from django.test import Client, override_settings
+
+from projects.models import Membership, User
+from scheduling.consumers import CLOSE_BAD_MESSAGE, CLOSE_NOT_LOGGED_IN, MAX_TOPICS, group_of
+from scheduling.live import NODES_TOPIC, QUEUE_TOPIC, project_topic, workload_topic
+from scheduling.routing import websocket_urlpatterns
+from tests.web.scene import Scene, make_scene
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+IN_MEMORY = {"default": {"BACKEND": "channels.layers.InMemoryChannelLayer"}}
+
+scene_of = database_sync_to_async(make_scene)
+
+
+@pytest.fixture(autouse=True)
+def layer_in_memory() -> Iterator[None]:
+    with override_settings(CHANNEL_LAYERS=IN_MEMORY):
+        yield
+
+
+class Socket(ApplicationCommunicator):
+    """A browser's end of the live socket (channels' own needs the server daphne)."""
+
+    async def send_json(self, content: object) -> None:
+        await self.send_text(json.dumps(content))
+
+    async def send_text(self, text: str) -> None:
+        await self.send_input({"type": "websocket.receive", "text": text})
+
+    async def receive_json(self) -> Any:
+        message = await self.receive_output(timeout=5)
+        assert message["type"] == "websocket.send", message
+        return json.loads(message["text"])
+
+    async def disconnect(self) -> None:
+        await self.send_input({"type": "websocket.disconnect", "code": 1000})
+        await self.wait(timeout=5)
+
+
+async def opened(user: User | None) -> Socket:
+    application = AuthMiddlewareStack(URLRouter(websocket_urlpatterns))
+    headers = []
+    if user is not None:
+        client = Client()
+        await client.aforce_login(user)
+        cookie = (
+            f"{settings.SESSION_COOKIE_NAME}={client.cookies[settings.SESSION_COOKIE_NAME].value}"
+        )
+        headers.append((b"cookie", cookie.encode()))
+    scope = {"type": "websocket", "path": "/ws/live", "headers": headers, "subprotocols": []}
+    socket = Socket(application, scope)
+    await socket.send_input({"type": "websocket.connect"})
+    assert (await socket.receive_output(timeout=5))["type"] == "websocket.accept"
+    return socket
+
+
+async def subscribed(socket: Socket, *topics: str) -> set[str]:
+    await socket.send_json({"subscribe": list(topics)})
+    answer = await socket.receive_json()
+    assert answer["type"] == "subscribed"
+    return set(answer["topics"])
+
+
+async def changed(topic: str) -> None:
+    layer = get_channel_layer()
+    assert layer is not None
+    await layer.group_send(group_of(topic), {"type": "live.changed", "topic": topic})
+
+
+async def test_whoever_is_not_logged_in_is_told_so() -> None:
+    socket = await opened(None)
+    closed = await socket.receive_output()
+    assert (closed["type"], closed["code"]) == ("websocket.close", CLOSE_NOT_LOGGED_IN)
+
+
+async def test_one_hears_of_ones_own_projects_and_of_what_is_open_to_all() -> None:
+    scene: Scene = await scene_of()
+    own = workload_topic(scene.session.pk)
+    foreign = workload_topic(scene.borrower.pk)
+    topics = (
+        own,
+        foreign,
+        project_topic("vision"),
+        project_topic("language"),
+        NODES_TOPIC,
+        QUEUE_TOPIC,
+        f"telemetry:{own}",
+        f"telemetry:{foreign}",
+        "telemetry:node:sim-t4-1",
+        "telemetry:device:GPU-sim-t4-1-0",
+    )
+    socket = await opened(scene.organisation.vera)
+    assert await subscribed(socket, *topics) == set(topics) - {
+        foreign,
+        project_topic("language"),
+        f"telemetry:{foreign}",
+    }
+    await socket.disconnect()
+    socket = await opened(scene.admin)
+    assert await subscribed(socket, *topics) == set(topics)
+    await socket.disconnect()
+    socket = await opened(scene.stranger)
+    assert own not in await subscribed(socket, *topics)
+    await socket.disconnect()
+
+
+@pytest.mark.parametrize(
+    "topic", ["", "workload:", "workload:../x", "telemetry:", "project:", "nodes ", "live.nodes"]
+)
+async def test_a_topic_that_is_none_is_ignored(topic: str) -> None:
+    user = await database_sync_to_async(User.objects.create_superuser)("admin")
+    socket = await opened(user)
+    assert await subscribed(socket, topic) == set()
+    await socket.disconnect()
+
+
+async def test_the_number_of_topics_is_bounded() -> None:
+    user = await database_sync_to_async(User.objects.create_superuser)("admin")
+    socket = await opened(user)
+    names = [f"telemetry:node:n{number}" for number in range(3 * MAX_TOPICS)]
+    assert len(await subscribed(socket, *names)) == MAX_TOPICS
+    await socket.disconnect()
+
+
+@pytest.mark.parametrize("message", ["not json", "[]", '{"subscribe": 7}', '"x"'])
+async def test_a_message_that_makes_no_sense_ends_the_socket(message: str) -> None:
+    user = await database_sync_to_async(User.objects.create_user)("somebody")
+    socket = await opened(user)
+    await socket.send_text(message)
+    assert (await socket.receive_output())["code"] == CLOSE_BAD_MESSAGE
+
+
+async def test_a_change_is_heard_and_many_at_once_are_one() -> None:
+    user = await database_sync_to_async(User.objects.create_user)("somebody")
+    socket = await opened(user)
+    await subscribed(socket, NODES_TOPIC)
+    await changed(NODES_TOPIC)
+    assert await socket.receive_json() == {"type": "changed", "topic": NODES_TOPIC}
+    await changed(QUEUE_TOPIC)
+    assert await socket.receive_nothing()
+    await socket.disconnect()
+
+
+async def test_leaving_a_topic_ends_its_news() -> None:
+    user = await database_sync_to_async(User.objects.create_user)("somebody")
+    socket = await opened(user)
+    await subscribed(socket, NODES_TOPIC, QUEUE_TOPIC)
+    assert await subscribed(socket, QUEUE_TOPIC) == {QUEUE_TOPIC}
+    await changed(NODES_TOPIC)
+    assert await socket.receive_nothing()
+    await changed(QUEUE_TOPIC)
+    assert (await socket.receive_json())["topic"] == QUEUE_TOPIC
+    await socket.disconnect()
+
+
+async def test_an_ended_membership_ends_the_subscription() -> None:
+    scene: Scene = await scene_of()
+    topic = project_topic("vision")
+    socket = await opened(scene.organisation.vera)
+    assert await subscribed(socket, topic) == {topic}
+    await Membership.objects.filter(user=scene.organisation.vera).adelete()
+    assert await subscribed(socket, topic) == set()
+    await socket.disconnect()
