@@ -7,6 +7,7 @@ refused: others would take it back, and the two would evict each other in turn.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from heapq import heapify, heappop, heappush
 
 from scheduling.core.demand import Item, Option
@@ -45,7 +46,7 @@ class PreemptVictims:
                 "claimant_priority": self._item.priority,
                 "victim_priority": item.priority,
             }
-            return Victim(item, victim.replicas, numbers)
+            return replace(victim, numbers=numbers)
         return None
 
     def is_enough(self) -> bool:

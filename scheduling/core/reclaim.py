@@ -7,6 +7,7 @@ order: a project that may not lose is never in the way of one that may.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from heapq import heapify, heappop, heappush
 
 from scheduling.core.accounts import Account, parting
@@ -70,7 +71,7 @@ class ReclaimVictims:
             if victim is not None and self._ends_fairly(pair, victim):
                 if len(victim.replicas) < len(item.running):
                     heappush(self._heaps[account.id], (key_after_shrinking(item), item))
-                return Victim(item, victim.replicas, self._numbers(*pair))
+                return replace(victim, numbers=self._numbers(*pair))
 
     def is_enough(self) -> bool:
         return True

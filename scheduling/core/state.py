@@ -35,11 +35,13 @@ class Victim:
     """Replicas of one workload that would stop together: one surplus replica, or all that run.
 
     Attributes:
+        held: Places kept for further replicas, which go with the rest.
         numbers: What was compared when it was chosen.
     """
 
     item: Item
     replicas: tuple[Placed, ...]
+    held: tuple[Placed, ...] = ()
     numbers: dict[str, object] = field(default_factory=dict, compare=False)
 
 
@@ -304,12 +306,22 @@ class State:
             self.ledger.give_back(placed.spot, item.shape.ask)
             item.running.remove(placed)
             self._charge(item, placed.amounts, -1)
+        for placed in victim.held:
+            self.ledger.give_back(placed.spot, item.shape.ask)
+            item.held.remove(placed)
+            self._load(self._held, placed.spot.room).add(placed.spot, item.shape.ask, -1)
+            self._charge(item, placed.amounts, -1)
 
     def put_back(self, victim: Victim) -> None:
         item = victim.item
         for placed in victim.replicas:
             self.ledger.take(placed.spot, item.shape.ask)
             item.running.append(placed)
+            self._charge(item, placed.amounts, 1)
+        for placed in victim.held:
+            self.ledger.take(placed.spot, item.shape.ask)
+            item.held.append(placed)
+            self._load(self._held, placed.spot.room).add(placed.spot, item.shape.ask)
             self._charge(item, placed.amounts, 1)
         item.running.sort(
             key=lambda placed: (placed.is_new, placed.replica.started_s, *_name_key(placed.replica))
@@ -327,9 +339,10 @@ class State:
             else:
                 self._load(self._leaving, placed.spot.room).add(placed.spot, item.shape.ask)
                 item.evicted.append(placed)
+        item.pending.extend(placed.replica for placed in victim.held)
         item.pending.sort(key=_name_key)
         if leaving:
-            kept = Victim(item, leaving, victim.numbers)
+            kept = Victim(item, leaving, (), victim.numbers)
             self.evictions.append(Eviction(kept, rule, claimant))
 
     def move(self, item: Item, placed: Placed, spot: Spot, claimant: Item) -> None:
@@ -352,7 +365,7 @@ class State:
             return None
         if item.num_surplus:
             return Victim(item, (item.running[-1],))
-        return Victim(item, tuple(item.running))
+        return Victim(item, tuple(item.running), tuple(item.held))
 
     def victims_by_project(self) -> dict[ProjectId, list[Item]]:
         """Preemptible workloads that run or are to start, per project, first victim first."""
