@@ -134,11 +134,13 @@ class AmountField(forms.Field):
         return self._inside(number, text)
 
     def _inside(self, number: Decimal, text: str) -> int:
-        amount = int((number * self.unit.scale).to_integral_value(rounding=self.unit.rounding))
-        if number * self.unit.scale < self.minimum:
-            raise self._error("too_small", value=shown(text), limit=self.minimum)
+        exact = number * self.unit.scale
+        amount = int(exact.to_integral_value(rounding=self.unit.rounding))
         # 1.0004 GPUs are more than one, although what remains after cutting would not be.
-        if number * self.unit.scale > self.maximum:
+        judged = exact if self.unit.rounding == ROUND_FLOOR else amount
+        if judged < self.minimum:
+            raise self._error("too_small", value=shown(text), limit=self.minimum)
+        if judged > self.maximum:
             raise self._error("too_large", value=shown(text), limit=self.maximum)
         return amount
 
