@@ -1,7 +1,5 @@
 """Which address leads to which app."""
 
-from importlib.util import find_spec
-
 from django.contrib import admin
 from django.contrib.auth import views as auth_views
 from django.urls import URLPattern, URLResolver, include, path
@@ -21,12 +19,10 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("i18n/", include("django.conf.urls.i18n")),
     path("jsi18n/", JavaScriptCatalog.as_view(), name="javascript-catalog"),
     path("admin/", admin.site.urls),
+    path("api/v1/", include("scheduling.api.urls")),
     path("", include("telemetry.urls")),
     path("", include("scheduling.urls")),
 ]
-
-if find_spec("scheduling.api") and find_spec("scheduling.api.urls"):
-    urlpatterns.append(path("api/v1/", include("scheduling.api.urls")))
 
 # A page that fails because the database is away says so, with 503.
 handler500 = "scheduling.views.errors.server_error"
