@@ -1,7 +1,12 @@
 """Where WebSockets of pages lead (those of sessions: `scheduling.proxy`)."""
 
+from typing import Any
+
 from django.urls import path
 
 from scheduling.consumers import LiveConsumer
 
-websocket_urlpatterns = [path("ws/live", LiveConsumer.as_asgi())]
+# `Any`: a route to an ASGI application, which Django's types of routes do not know.
+websocket_urlpatterns: list[Any] = [
+    path("ws/live", LiveConsumer.as_asgi())  # type: ignore[arg-type]
+]

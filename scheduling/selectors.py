@@ -9,7 +9,7 @@ from __future__ import annotations
 import uuid
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from django.db.models import Count, Q, QuerySet, Sum
@@ -30,13 +30,14 @@ from scheduling.models import (
     ProjectUsage,
     Wait,
     Workload,
+    WorkloadQuerySet,
 )
 
 GPU_KEY = "gpu:"
 DEVICE_MILLI = 1000
 
 
-def visible_workloads(user: User) -> QuerySet[Workload]:
+def visible_workloads(user: User) -> WorkloadQuerySet:
     """Workloads that the person may see by name."""
     if user.is_superuser:
         return Workload.objects.all()
@@ -99,52 +100,71 @@ def gpu_bar(total_milli: int, allocated_milli: int) -> Bar:
     return Bar(total_milli, allocated_milli, label)
 
 
+@dataclass(frozen=True, slots=True)
+class OnNode:
+    """Devices of a node, and what is held there.
+
+    Attributes:
+        num_free: Healthy devices of which nothing is held.
+    """
+
+    num_devices: int = 0
+    allocated_milli: int = 0
+    num_free: int = 0
+    cpu_milli: int = 0
+    memory_mib: int = 0
+
+
+NOTHING_THERE = OnNode()
+
+
+def on_nodes() -> dict[int, OnNode]:
+    """By node; two queries. A node without devices and allocations is absent."""
+    found: dict[int, OnNode] = {}
+    devices = Device.objects.values_list("node").annotate(
+        count=Count("uuid"),
+        allocated=Sum("allocated_milli"),
+        free=Count("uuid", filter=Q(allocated_milli=0, is_healthy=True)),
+    )
+    for node, *counts in devices.order_by():
+        found[node] = OnNode(*counts)
+    held = Allocation.objects.filter(ended_at__isnull=True).values_list("node")
+    for node, cpu, memory in held.annotate(
+        cpu=Sum("cpu_milli"), memory=Sum("memory_mib")
+    ).order_by():
+        there = found.get(node, NOTHING_THERE)
+        found[node] = replace(there, cpu_milli=cpu, memory_mib=memory)
+    return found
+
+
 def type_summaries() -> list[TypeSummary]:
     """Every node type that has nodes, in the organisation's order; three queries."""
-    devices = {
-        row["node"]: row
-        for row in Device.objects.values("node").annotate(
-            count=Count("uuid"),
-            allocated=Sum("allocated_milli"),
-            free=Count("uuid", filter=Q(allocated_milli=0, is_healthy=True)),
-        )
-    }
-    held = {
-        row["node"]: row
-        for row in Allocation.objects.filter(ended_at__isnull=True)
-        .values("node")
-        .annotate(cpu=Sum("cpu_milli"), memory=Sum("memory_mib"))
-    }
+    there = on_nodes()
     by_type: dict[NodeType, list[Node]] = defaultdict(list)
     nodes = Node.objects.filter(node_type__isnull=False).select_related("node_type")
     for node in nodes.order_by("node_type__rank", "node_type__name", "name"):
         if node.node_type is not None:
             by_type[node.node_type].append(node)
-    return [_summary(node_type, rows, devices, held) for node_type, rows in by_type.items()]
+    return [
+        _summary(node_type, [(node, there.get(node.pk, NOTHING_THERE)) for node in nodes_of_type])
+        for node_type, nodes_of_type in by_type.items()
+    ]
 
 
-Grouped = dict[int, dict[str, int]]
-
-
-def _summary(
-    node_type: NodeType, nodes: Sequence[Node], devices: Grouped, held: Grouped
-) -> TypeSummary:
-    def total(grouped: Grouped, name: str) -> int:
-        return sum(grouped[node.pk][name] for node in nodes if node.pk in grouped)
-
-    ready = [node for node in nodes if node.state == NodeState.READY]
-    free = Counter(devices[node.pk]["free"] for node in ready if node.pk in devices)
+def _summary(node_type: NodeType, nodes: Sequence[tuple[Node, OnNode]]) -> TypeSummary:
+    ready = [there for node, there in nodes if node.state == NodeState.READY]
+    free = Counter(there.num_free for there in ready if there.num_devices)
     return TypeSummary(
         node_type=node_type,
         num_nodes=len(nodes),
         num_ready=len(ready),
-        is_simulated=any(node.is_simulated for node in nodes),
-        num_devices=total(devices, "count"),
-        allocated_milli=total(devices, "allocated"),
-        cpu_milli=sum(node.cpu_milli for node in nodes),
-        allocated_cpu_milli=total(held, "cpu"),
-        memory_mib=sum(node.memory_mib for node in nodes),
-        allocated_memory_mib=total(held, "memory"),
+        is_simulated=any(node.is_simulated for node, _there in nodes),
+        num_devices=sum(there.num_devices for _node, there in nodes),
+        allocated_milli=sum(there.allocated_milli for _node, there in nodes),
+        cpu_milli=sum(node.cpu_milli for node, _there in nodes),
+        allocated_cpu_milli=sum(there.cpu_milli for _node, there in nodes),
+        memory_mib=sum(node.memory_mib for node, _there in nodes),
+        allocated_memory_mib=sum(there.memory_mib for _node, there in nodes),
         free_by_node=tuple(sorted(free.items(), reverse=True)),
     )
 

@@ -6,7 +6,6 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 
 from django.contrib.auth.decorators import login_required
-from django.db.models import Count, Sum
 from django.http import HttpResponse
 from django.shortcuts import get_object_or_404
 from django.utils.translation import gettext as _
@@ -18,7 +17,7 @@ from scheduling import formats
 from scheduling.bars import Bar
 from scheduling.live import NODES_TOPIC
 from scheduling.models import Allocation, Device, DeviceAllocation, Node
-from scheduling.selectors import DEVICE_MILLI, gpu_bar
+from scheduling.selectors import DEVICE_MILLI, NOTHING_THERE, OnNode, gpu_bar, on_nodes
 from scheduling.views.charts import node_charts
 from scheduling.views.pages import PageRequest, page
 from telemetry.csp import allows_charts
@@ -33,18 +32,15 @@ class Row:
     """A node of the list."""
 
     node: Node
-    num_devices: int
-    allocated_milli: int
-    cpu_held_milli: int
-    memory_held_mib: int
+    there: OnNode
 
     @property
     def free_milli(self) -> int:
-        return self.num_devices * DEVICE_MILLI - self.allocated_milli
+        return self.there.num_devices * DEVICE_MILLI - self.there.allocated_milli
 
     @property
     def bar(self) -> Bar:
-        return gpu_bar(self.num_devices * DEVICE_MILLI, self.allocated_milli)
+        return gpu_bar(self.there.num_devices * DEVICE_MILLI, self.there.allocated_milli)
 
 
 @login_required
@@ -68,28 +64,8 @@ def nodes(request: PageRequest) -> HttpResponse:
 
 
 def _rows(found: list[Node]) -> list[Row]:
-    devices = {
-        row["node"]: row
-        for row in Device.objects.filter(node__in=found)
-        .values("node")
-        .annotate(count=Count("uuid"), allocated=Sum("allocated_milli"))
-    }
-    held = {
-        row["node"]: row
-        for row in Allocation.objects.filter(node__in=found, ended_at__isnull=True)
-        .values("node")
-        .annotate(cpu=Sum("cpu_milli"), memory=Sum("memory_mib"))
-    }
-    return [
-        Row(
-            node=node,
-            num_devices=devices.get(node.pk, {}).get("count", 0),
-            allocated_milli=devices.get(node.pk, {}).get("allocated", 0),
-            cpu_held_milli=held.get(node.pk, {}).get("cpu", 0),
-            memory_held_mib=held.get(node.pk, {}).get("memory", 0),
-        )
-        for node in found
-    ]
+    there = on_nodes()
+    return [Row(node, there.get(node.pk, NOTHING_THERE)) for node in found]
 
 
 @dataclass(frozen=True, slots=True)

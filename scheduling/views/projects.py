@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
 
 from django.contrib.auth.decorators import login_required
 from django.core.exceptions import PermissionDenied
-from django.db.models import Count, Q
+from django.db.models import Count
 from django.http import Http404, HttpResponse
 from django.utils.translation import gettext as _
 from django.views.decorators.http import require_safe
 
 from projects import access
-from projects.models import Project
+from projects.models import Membership, Project
 from scheduling.live import QUEUE_TOPIC, project_topic
-from scheduling.models import ACTIVE_PHASES, WAITING_PHASES
+from scheduling.models import WAITING_PHASES, Workload
 from scheduling.selectors import Holding, holdings
 from scheduling.views.pages import PageRequest, page
 
@@ -36,10 +36,11 @@ class Row:
 def projects(request: PageRequest) -> HttpResponse:
     """The person's projects by name; all others as one sum."""
     visible = set(access.visible_projects(request.user).values_list("pk", flat=True))
-    found = list(_counted())
+    found = list(Project.objects.select_related("department"))
     held = holdings(found)
+    members, active, waiting = _counts()
     rows = [
-        Row(item, held.get(item.pk, []), item.num_members, item.num_active, item.num_waiting)
+        Row(item, held.get(item.pk, []), members[item.pk], active[item.pk], waiting[item.pk])
         for item in found
         if item.pk in visible
     ]
@@ -53,14 +54,17 @@ def projects(request: PageRequest) -> HttpResponse:
     return page(request, "scheduling/projects.html", context)
 
 
-def _counted():  # type: ignore[no-untyped-def]  # annotations have no type of their own
-    active = Q(workloads__phase__in=ACTIVE_PHASES)
-    waiting = Q(workloads__phase__in=WAITING_PHASES)
-    return Project.objects.select_related("department").annotate(
-        num_members=Count("memberships", distinct=True),
-        num_active=Count("workloads", filter=active, distinct=True),
-        num_waiting=Count("workloads", filter=waiting, distinct=True),
-    )
+def _counts() -> tuple[Counter[int], Counter[int], Counter[int]]:
+    """Members, active and waiting workloads per project; two queries."""
+    members, active, waiting = Counter[int](), Counter[int](), Counter[int]()
+    for project, count in Membership.objects.values_list("project").annotate(count=Count("pk")):
+        members[project] += count
+    unfinished = Workload.objects.unfinished().order_by()
+    for project, phase, count in unfinished.values_list("project", "phase").annotate(
+        count=Count("pk")
+    ):
+        (waiting if phase in WAITING_PHASES else active)[project] += count
+    return members, active, waiting
 
 
 def sum_up(groups: list[list[Holding]]) -> list[Holding]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 from django.contrib.auth.decorators import login_required
-from django.db.models import Q, QuerySet
+from django.db.models import Q
 from django.http import HttpResponse, QueryDict
 from django.utils import timezone
 from django.views.decorators.http import require_safe
@@ -15,7 +15,7 @@ from projects import access
 from projects.models import Project, User, WorkloadKind
 from scheduling import costs
 from scheduling.live import QUEUE_TOPIC, project_topic
-from scheduling.models import Phase, Workload
+from scheduling.models import Phase, Workload, WorkloadQuerySet
 from scheduling.selectors import (
     NOTHING_WAITED,
     PHASE_GROUPS,
@@ -45,7 +45,7 @@ class Filters:
     def is_empty(self) -> bool:
         return not (self.state or self.kind or self.project or self.owner or self.search)
 
-    def apply(self, rows: QuerySet[Workload], user: User) -> QuerySet[Workload]:
+    def apply(self, rows: WorkloadQuerySet, user: User) -> WorkloadQuerySet:
         if self.state in PHASE_GROUPS:
             rows = rows.filter(phase__in=PHASE_GROUPS[self.state])
         elif self.state:
@@ -114,7 +114,7 @@ def workloads(request: PageRequest) -> HttpResponse:
     return page(request, "scheduling/workloads.html", context)
 
 
-def _after(rows: QuerySet[Workload], cursor: Cursor | None) -> QuerySet[Workload]:
+def _after(rows: WorkloadQuerySet, cursor: Cursor | None) -> WorkloadQuerySet:
     if cursor is None:
         return rows
     return rows.filter(Q(submitted_at__lt=cursor.at) | Q(submitted_at=cursor.at, id__lt=cursor.id))

@@ -34,39 +34,50 @@ def layer_in_memory() -> Iterator[None]:
         yield
 
 
-class Socket(ApplicationCommunicator):
+class Socket:
     """A browser's end of the live socket (channels' own needs the server daphne)."""
+
+    def __init__(self, headers: list[tuple[bytes, bytes]]) -> None:
+        scope = {"type": "websocket", "path": "/ws/live", "headers": headers, "subprotocols": []}
+        application = AuthMiddlewareStack(URLRouter(websocket_urlpatterns))
+        self._end: Any = ApplicationCommunicator(application, scope)  # type: ignore[no-untyped-call]
+
+    async def connect(self) -> None:
+        await self._end.send_input({"type": "websocket.connect"})
+        assert (await self.receive())["type"] == "websocket.accept"
 
     async def send_json(self, content: object) -> None:
         await self.send_text(json.dumps(content))
 
     async def send_text(self, text: str) -> None:
-        await self.send_input({"type": "websocket.receive", "text": text})
+        await self._end.send_input({"type": "websocket.receive", "text": text})
+
+    async def receive(self) -> dict[str, Any]:
+        message: dict[str, Any] = await self._end.receive_output(timeout=5)
+        return message
 
     async def receive_json(self) -> Any:
-        message = await self.receive_output(timeout=5)
+        message = await self.receive()
         assert message["type"] == "websocket.send", message
         return json.loads(message["text"])
 
+    async def hears_nothing(self) -> bool:
+        return bool(await self._end.receive_nothing())
+
     async def disconnect(self) -> None:
-        await self.send_input({"type": "websocket.disconnect", "code": 1000})
-        await self.wait(timeout=5)
+        await self._end.send_input({"type": "websocket.disconnect", "code": 1000})
+        await self._end.wait(timeout=5)
 
 
 async def opened(user: User | None) -> Socket:
-    application = AuthMiddlewareStack(URLRouter(websocket_urlpatterns))
     headers = []
     if user is not None:
         client = Client()
         await client.aforce_login(user)
-        cookie = (
-            f"{settings.SESSION_COOKIE_NAME}={client.cookies[settings.SESSION_COOKIE_NAME].value}"
-        )
-        headers.append((b"cookie", cookie.encode()))
-    scope = {"type": "websocket", "path": "/ws/live", "headers": headers, "subprotocols": []}
-    socket = Socket(application, scope)
-    await socket.send_input({"type": "websocket.connect"})
-    assert (await socket.receive_output(timeout=5))["type"] == "websocket.accept"
+        name = settings.SESSION_COOKIE_NAME
+        headers.append((b"cookie", f"{name}={client.cookies[name].value}".encode()))
+    socket = Socket(headers)
+    await socket.connect()
     return socket
 
 
@@ -85,7 +96,7 @@ async def changed(topic: str) -> None:
 
 async def test_whoever_is_not_logged_in_is_told_so() -> None:
     socket = await opened(None)
-    closed = await socket.receive_output()
+    closed = await socket.receive()
     assert (closed["type"], closed["code"]) == ("websocket.close", CLOSE_NOT_LOGGED_IN)
 
 
@@ -143,7 +154,7 @@ async def test_a_message_that_makes_no_sense_ends_the_socket(message: str) -> No
     user = await database_sync_to_async(User.objects.create_user)("somebody")
     socket = await opened(user)
     await socket.send_text(message)
-    assert (await socket.receive_output())["code"] == CLOSE_BAD_MESSAGE
+    assert (await socket.receive())["code"] == CLOSE_BAD_MESSAGE
 
 
 async def test_a_change_is_heard_and_many_at_once_are_one() -> None:
@@ -153,7 +164,7 @@ async def test_a_change_is_heard_and_many_at_once_are_one() -> None:
     await changed(NODES_TOPIC)
     assert await socket.receive_json() == {"type": "changed", "topic": NODES_TOPIC}
     await changed(QUEUE_TOPIC)
-    assert await socket.receive_nothing()
+    assert await socket.hears_nothing()
     await socket.disconnect()
 
 
@@ -163,7 +174,7 @@ async def test_leaving_a_topic_ends_its_news() -> None:
     await subscribed(socket, NODES_TOPIC, QUEUE_TOPIC)
     assert await subscribed(socket, QUEUE_TOPIC) == {QUEUE_TOPIC}
     await changed(NODES_TOPIC)
-    assert await socket.receive_nothing()
+    assert await socket.hears_nothing()
     await changed(QUEUE_TOPIC)
     assert (await socket.receive_json())["topic"] == QUEUE_TOPIC
     await socket.disconnect()
