@@ -45,21 +45,27 @@ def consolidate(state: State, item: Item, option: Option) -> Found | None:
     barrier = refusal(item.account, option.amounts, is_preemptible=item.is_preemptible, count=count)
     if barrier is not None or not _could_pay(state, item, option, count):
         return None
+    ledger = state.ledger
+    start = ledger.mark()
     movable: list[Item] = []
-    mark = state.ledger.mark()
+    num_lifted = 0
     for candidate in _candidates(state, item, option):
-        if state.should_stop():
+        num_lifted += len(candidate.running)
+        if num_lifted > state.policy.consolidation_max_moves or state.should_stop():
             break
         movable.append(candidate)
-        if sum(len(other.running) for other in movable) > state.policy.consolidation_max_moves:
-            break
-        found = _rearrange(state, item, option, movable)
-        if found is not None:
-            state.ledger.rewind(mark)
-            found = _fewest(state, item, option, movable)
-            if _pays(state, item, found, count):
-                return _carry_out(state, item, found)
-            state.ledger.rewind(mark)
+        _lift(state, [candidate])
+        lifted = ledger.mark()
+        if _settle(state, item, option, movable) is None:
+            continue
+        ledger.rewind(start)
+        found = _fewest(state, item, option, movable)
+        if _pays(state, item, found, count):
+            return _carry_out(state, item, found)
+        ledger.rewind(start)
+        _lift(state, movable)
+        assert ledger.mark() == lifted
+    ledger.rewind(start)
     return None
 
 
@@ -80,19 +86,23 @@ def _candidates(state: State, item: Item, option: Option) -> list[Item]:
     """Preemptible workloads on the nodes that lack least: lowest priority first, there the
     newest.
     """
-    names = {room.node.name for room in _rooms(state, item, option)}
-    found = [
-        other
-        for others in state.victims_by_project().values()
-        for other in others
-        if any(placed.spot.room.node.name in names for placed in other.running)
-        and other.shape.ask.gpu.num_devices
-        and not other.moved
-        and not other.evicted
-        and not any(placed.is_new for placed in other.running)
-        and state.protected_until(other) <= state.now_s
-    ]
-    return sorted(found, key=lambda other: (other.priority, -other.submitted, other.id))
+    found = {
+        other.id: other
+        for room in _rooms(state, item, option)
+        for other, placed in state.victims_on(room.node.name)
+        if placed in other.running and _is_movable(state, other)
+    }
+    return sorted(found.values(), key=lambda other: (other.priority, -other.submitted, other.id))
+
+
+def _is_movable(state: State, item: Item) -> bool:
+    return (
+        item.shape.ask.gpu.num_devices > 0
+        and not item.moved
+        and not item.evicted
+        and not any(placed.is_new for placed in item.running)
+        and state.protected_until(item) <= state.now_s
+    )
 
 
 def _rooms(state: State, item: Item, option: Option) -> list[Room]:
@@ -106,21 +116,19 @@ def _rooms(state: State, item: Item, option: Option) -> list[Room]:
     return [room for room in fullest_last if state.could_host(room, item.shape.ask)][:_NUM_NODES]
 
 
-def _rearrange(
-    state: State, item: Item, option: Option, movable: list[Item]
-) -> _Rearrangement | None:
-    """Lift what may move, place the claimant, place the rest again; None and nothing taken if not
-    all fit.
-    """
-    ledger = state.ledger
-    mark = ledger.mark()
+def _lift(state: State, movable: list[Item]) -> None:
     for other in movable:
         for placed in other.running:
-            ledger.give_back(placed.spot, other.shape.ask)
+            state.ledger.give_back(placed.spot, other.shape.ask)
+
+
+def _settle(state: State, item: Item, option: Option, lifted: list[Item]) -> _Rearrangement | None:
+    """Place the claimant, then again what was lifted; None and nothing taken if not all fit."""
+    mark = state.ledger.mark()
     spots = state.find(item, option, item.num_next)
-    moves = None if spots is None else _place_again(state, movable)
+    moves = None if spots is None else _place_again(state, lifted)
     if spots is None or moves is None:
-        ledger.rewind(mark)
+        state.ledger.rewind(mark)
         return None
     return _Rearrangement(spots, moves)
 
@@ -157,14 +165,17 @@ def _is_still_free(spot: Spot, ask: Ask) -> bool:
 
 def _fewest(state: State, item: Item, option: Option, movable: list[Item]) -> _Rearrangement:
     """The rearrangement after every workload that need not be lifted was left where it is."""
+    ledger = state.ledger
+    start = ledger.mark()
     needed = list(movable)
     for other in movable[:-1]:
         rest = [kept for kept in needed if kept is not other]
-        mark = state.ledger.mark()
-        if _rearrange(state, item, option, rest) is not None:
+        _lift(state, rest)
+        if _settle(state, item, option, rest) is not None:
             needed = rest
-            state.ledger.rewind(mark)
-    found = _rearrange(state, item, option, needed)
+        ledger.rewind(start)
+    _lift(state, needed)
+    found = _settle(state, item, option, needed)
     assert found is not None
     return found
 

@@ -169,21 +169,32 @@ class _Cycle:
             count = item.num_next
             if len(item.pending) < count:
                 return False
-            key = (item.account.id, item.shape.number, count, item.priority, item.is_preemptible)
-            if key in self._hopeless:
-                return False
             effort = self._efforts.setdefault(item.id, Effort())
             for option in item.options():
-                if not option.is_possible:
+                key = self._claim_key(rule, item, option, count)
+                if not option.is_possible or key in self._hopeless:
                     continue
                 found = rule(self.state, item, option, effort)
                 if found is not None:
                     self._settle(item, found, name)
                     return bool(item.pending)
-            self._hopeless.add(key)
+                self._hopeless.add(key)
             return False
 
         return attempt
+
+    def _claim_key(self, rule: ClaimRule, item: Item, option: Option, count: int) -> object:
+        """What makes two claims alike: if one failed in this pass, the other is not tried.
+
+        For moving work it does not matter whose claim it is, except that it must be admitted.
+        """
+        shape = (item.shape.number, option.number, count)
+        if rule is _consolidate:
+            is_admitted = item.is_preemptible and not refusal(
+                item.account, option.amounts, is_preemptible=True, count=count
+            )
+            return (shape, is_admitted)
+        return (shape, item.account.id, item.priority, item.is_preemptible)
 
     def _settle(self, item: Item, found: Found, rule: str) -> None:
         """Victims leave; the claimant starts if its places are free already, else they are held for
@@ -200,7 +211,7 @@ class _Cycle:
             state.start(item, found.spots)
         else:
             state.hold(item, found.spots)
-        self._hopeless.clear()
+        state.forget_ceilings(found.spots)
 
     # Step 7.
 

@@ -18,6 +18,8 @@ from scheduling.core.search import Effort, is_useful
 from scheduling.core.state import State, Victim
 
 LossKey = tuple[tuple[float, ...], VictimKey]
+_Side = tuple[Account, Account, Account]
+"""A project that has victims, and the pair where its path and the claimant's part: ours, theirs."""
 
 
 def may_claim(item: Item, option: Option) -> bool:
@@ -40,38 +42,54 @@ class ReclaimVictims:
         count = item.num_next
         self._asked = {r: amount * count for r, amount in option.amounts}
         self._lacking = _lacking(state, option, self._asked)
-        self._sides = [
-            (account, pair)
-            for project in state.victims_by_project()
-            if (account := state.accounts.by_id[project]) is not item.account
-            and (pair := parting(item.account, account)) is not None
-            and self._holds_below(pair[0])
-        ]
-        self._heaps: dict[str, list[tuple[VictimKey, Item]]] = {}
+        self._heaps: dict[Account, list[tuple[VictimKey, Item]]] = {}
+        self._sides: dict[Account, list[_Side]] = {}
+        self._keys: dict[Account, LossKey] = {}
+        self._last: _Side | None = None
+        legal: dict[Account, bool] = {}
+        for account, mine, theirs in state.sides_of(item.account):
+            if mine not in legal:
+                legal[mine] = self._holds_below(mine)
+            if legal[mine]:
+                side = (account, mine, theirs)
+                self._sides.setdefault(theirs, []).append(side)
+                self._rank(side)
 
     def pick(self) -> Victim | None:
         """The victim with the smallest key among all projects that may lose just now."""
-        while True:
-            best: tuple[LossKey, Account, tuple[Account, Account]] | None = None
-            for account, pair in self._sides:
-                if not self._may_lose(pair):
-                    continue
-                head = self._head(account)
-                if head is None:
-                    continue
-                key = (self._ratios(account, pair[1]), head)
-                if best is None or key < best[0]:
-                    best = (key, account, pair)
-            if best is None:
-                return None
-            _, account, pair = best
-            item = heappop(self._heaps[account.id])[1]
+        if self._last is not None:
+            # Only the side that lost something stands otherwise than before.
+            for side in self._sides[self._last[2]]:
+                self._rank(side)
+            self._last = None
+        while self._keys:
+            account = min(self._keys, key=self._keys.__getitem__)
+            mine, theirs = self._pair(account)
+            item = heappop(self._heaps[account])[1]
             victim = self._state.next_victim(item)
             # What would end unfairly now will not become fair by further removals.
-            if victim is not None and self._ends_fairly(pair, victim):
-                if len(victim.replicas) < len(item.running):
-                    heappush(self._heaps[account.id], (key_after_shrinking(item), item))
-                return replace(victim, numbers=self._numbers(*pair))
+            if victim is None or not self._ends_fairly(mine, theirs, victim):
+                self._rank((account, mine, theirs))
+                continue
+            if len(victim.replicas) < len(item.running):
+                heappush(self._heaps[account], (key_after_shrinking(item), item))
+            self._last = (account, mine, theirs)
+            return replace(victim, numbers=self._numbers(mine, theirs))
+        return None
+
+    def _rank(self, side: _Side) -> None:
+        """Note where a project stands among those that may lose, or that it may not."""
+        account, mine, theirs = side
+        head = self._head(account) if self._may_lose(mine, theirs) else None
+        if head is None:
+            self._keys.pop(account, None)
+        else:
+            self._keys[account] = (self._ratios(account, theirs), head)
+
+    def _pair(self, account: Account) -> tuple[Account, Account]:
+        pair = parting(self._item.account, account)
+        assert pair is not None
+        return pair
 
     def is_enough(self) -> bool:
         return True
@@ -85,9 +103,9 @@ class ReclaimVictims:
             state.put_back(victim)
         is_legal = True
         for victim in victims:
-            pair = parting(self._item.account, victim.item.account)
-            assert pair is not None
-            is_legal = is_legal and self._may_lose(pair) and self._ends_fairly(pair, victim)
+            mine, theirs = self._pair(victim.item.account)
+            is_legal = is_legal and self._may_lose(mine, theirs)
+            is_legal = is_legal and self._ends_fairly(mine, theirs, victim)
             state.remove(victim)
         return is_legal
 
@@ -101,20 +119,18 @@ class ReclaimVictims:
             for level in item.account.path[mine.depth + 1 :]
         )
 
-    def _may_lose(self, pair: tuple[Account, Account]) -> bool:
-        """The other side is above its allocatable share, or above its quota while ours stays within
-        quota.
-        """
-        mine, theirs = pair
-        if any(theirs.is_above_allocatable(r) for r in self._asked):
-            return True
-        return any(theirs.is_above_quota(r) for r in self._asked) and is_within_quota(
-            mine, self._option.amounts, self._item.num_next
-        )
+    def _may_lose(self, mine: Account, theirs: Account) -> bool:
+        """The other side is above its allocatable share, or above its quota while ours stays
+        within quota."""
+        is_above_quota = False
+        for r in self._asked:
+            if theirs.is_above_allocatable(r):
+                return True
+            is_above_quota = is_above_quota or theirs.is_above_quota(r)
+        return is_above_quota and is_within_quota(mine, self._option.amounts, self._item.num_next)
 
-    def _ends_fairly(self, pair: tuple[Account, Account], victim: Victim) -> bool:
+    def _ends_fairly(self, mine: Account, theirs: Account, victim: Victim) -> bool:
         """Our side does not end above its share with a ratio at least the other's."""
-        mine, theirs = pair
         for r, asked in self._asked.items():
             after = mine.allocated[r] + asked
             if after <= mine.fair[r]:
@@ -141,13 +157,13 @@ class ReclaimVictims:
 
     def _head(self, account: Account) -> VictimKey | None:
         """Key of the project's next victim that could help, dropping those that cannot."""
-        heap = self._heaps.get(account.id)
+        heap = self._heaps.get(account)
         if heap is None:
             heap = [
                 (victim_key(item), item) for item in self._state.victims_by_project()[account.id]
             ]
             heapify(heap)
-            self._heaps[account.id] = heap
+            self._heaps[account] = heap
         while heap:
             item = heap[0][1]
             if self._helps(item):

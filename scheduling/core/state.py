@@ -9,10 +9,10 @@ and `_held` per node tell the difference to the present one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from scheduling.core.accounts import Accounts, Amounts, Resources
+from scheduling.core.accounts import Account, Accounts, Amounts, Resources, parting
 from scheduling.core.admission import refusal
 from scheduling.core.demand import Item, Option, Placed, Shape, Shapes
 from scheduling.core.errors import SnapshotError
@@ -79,6 +79,8 @@ class State:
         self._shadows: list[tuple[Room, Load]] = []
         self._victims: dict[ProjectId, list[Item]] | None = None
         self._on_node: dict[NodeName, list[tuple[Item, Placed]]] | None = None
+        self._ceilings: dict[NodeName, tuple[int, int, int, list[int]]] = {}
+        self._sides: dict[ProjectId, list[tuple[Account, Account, Account]]] = {}
         self._kept_places: list[tuple[Item, Replica, Placement]] = []
         for workload in sorted(snapshot.workloads, key=lambda w: w.id):
             self._add(workload)
@@ -389,33 +391,72 @@ class State:
                     until = max(until, placed.replica.started_s + minimum[node_type])
         return until
 
-    def could_host(self, room: Room, ask: Ask) -> bool:
-        """Whether a replica would fit this node if everything preemptible left it."""
+    def sides_of(self, claimant: Account) -> list[tuple[Account, Account, Account]]:
+        """Other projects that have victims, each with the pair where its path and this one's
+        part.
+        """
+        sides = self._sides.get(claimant.id)
+        if sides is None:
+            sides = self._sides[claimant.id] = []
+            for project in self.victims_by_project():
+                account = self.accounts.by_id[project]
+                pair = None if account is claimant else parting(claimant, account)
+                if pair is not None:
+                    sides.append((account, *pair))
+        return sides
+
+    def victims_on(self, name: NodeName) -> list[tuple[Item, Placed]]:
+        """Preemptible replicas that ran on a node when it was first asked for."""
         if self._on_node is None:
             self._on_node = {}
-            for item in self.items:
-                if item.is_preemptible:
+            for items in self.victims_by_project().values():
+                for item in items:
                     for placed in item.running:
-                        name = placed.spot.room.node.name
-                        self._on_node.setdefault(name, []).append((item, placed))
+                        node = placed.spot.room.node.name
+                        self._on_node.setdefault(node, []).append((item, placed))
+        return self._on_node.get(name, [])
+
+    def could_host(self, room: Room, ask: Ask) -> bool:
+        """Whether a replica would fit this node if everything preemptible left it."""
         if not room.is_indexed:
             return False
+        ceiling = self._ceilings.get(room.node.name)
+        if ceiling is None:
+            ceiling = self._ceilings[room.node.name] = self._ceiling(room)
+        cpu, memory, slots, devices = ceiling
+        count = ask.gpu.num_devices
+        return (
+            cpu >= ask.cpu_milli
+            and memory >= ask.memory_mib
+            and slots > 0
+            and (
+                count == 0
+                or (
+                    count <= len(devices)
+                    and devices[count - 1] >= ask.units_per_device(room.pool.gpu_memory_mib)
+                )
+            )
+        )
+
+    def _ceiling(self, room: Room) -> tuple[int, int, int, list[int]]:
+        """Most that a node could have free: CPU, memory, replicas, its devices from the
+        emptiest.
+        """
         cpu, memory, slots, devices = room.cpu, room.memory, room.slots, list(room.devices)
-        for item, placed in self._on_node.get(room.node.name, ()):
+        for item, placed in self.victims_on(room.node.name):
             if placed in item.running:
                 cpu += item.shape.ask.cpu_milli
                 memory += item.shape.ask.memory_mib
                 slots += 1
                 for device in placed.spot.devices:
                     devices[device] += placed.spot.units
-        units = ask.units_per_device(room.pool.gpu_memory_mib)
-        fitting = sum(1 for free in devices if free >= units)
-        return (
-            cpu >= ask.cpu_milli
-            and memory >= ask.memory_mib
-            and slots > 0
-            and fitting >= ask.gpu.num_devices
-        )
+        devices.sort(reverse=True)
+        return cpu, memory, slots, devices
+
+    def forget_ceilings(self, spots: Iterable[Spot]) -> None:
+        """Places were given away for good: what their nodes could have free is less now."""
+        for spot in spots:
+            self._ceilings.pop(spot.room.node.name, None)
 
 
 def _fits(room: Room, spot: Spot, ask: Ask) -> bool:
