@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import uuid
 from typing import Any
 
@@ -206,7 +207,6 @@ WRONG_TRAININGS: list[tuple[dict[str, object], str, str, str]] = [
 ]
 
 
-@pytest.mark.parametrize("language", ["en", "ru"])
 @pytest.mark.parametrize(
     ("body", "field", "code", "limit"),
     [({**SESSION, **change}, *rest) for change, *rest in WRONG]
@@ -214,18 +214,19 @@ WRONG_TRAININGS: list[tuple[dict[str, object], str, str, str]] = [
     ids=lambda value: str(value)[-40:] if not isinstance(value, dict) else "",
 )
 def test_bad_input_is_answered_at_the_field(
-    api: Api, body: dict[str, object], field: str, code: str, limit: str, language: str
+    api: Api, body: dict[str, object], field: str, code: str, limit: str
 ) -> None:
-    answer = api.post("workloads", body, **{"Accept-Language": language})
+    for language in ("en", "ru"):
+        answer = api.post("workloads", body, **{"Accept-Language": language})
 
-    assert answer.status_code == 422
-    assert answer["Content-Type"] == "application/problem+json"
-    problem = answer.json()
-    assert problem["code"] == "invalid_fields"
-    assert {error["field"]: error["code"] for error in problem["errors"]} == {field: code}
-    (error,) = problem["errors"]
-    words = f"{error['message']} {error['limit']}"
-    assert limit in words or language == "ru"
+        assert answer.status_code == 422
+        assert answer["Content-Type"] == "application/problem+json"
+        problem = answer.json()
+        assert problem["code"] == "invalid_fields"
+        assert {error["field"]: error["code"] for error in problem["errors"]} == {field: code}
+        (error,) = problem["errors"]
+        assert limit in f"{error['message']} {error['limit']}" or language == "ru"
+        assert bool(re.search("[а-я]", error["message"])) is (language == "ru") or field == "name"
     assert not Workload.objects.exists()
 
 

@@ -143,30 +143,30 @@ CASES = [(session_values(**change), *rest) for change, *rest in WRONG] + [
 ]
 
 
-@pytest.mark.parametrize("language", ["en", "ru"])
 @pytest.mark.parametrize(
     ("values", "field", "named"),
     CASES,
     ids=[f"{field}-{number}" for number, (_values, field, _named) in enumerate(CASES)],
 )
 def test_bad_input_is_answered_at_the_field(
-    vera: Client, values: dict[str, object], field: str, named: tuple[str, ...], language: str
+    vera: Client, values: dict[str, object], field: str, named: tuple[str, ...]
 ) -> None:
-    answer = send(vera, values, **{"Accept-Language": language})
+    for language in ("en", "ru"):
+        answer = send(vera, values, **{"Accept-Language": language})
 
-    assert answer.status_code == 422
-    form = answer.context["form"]
-    assert list(form.errors) == [field]
-    message = " ".join(form.errors[field])
-    comma = {part.replace(".", ",") for part in named}
-    assert all(part in message for part in named) or all(part in message for part in comma)
-    assert bool(re.search("[а-я]", message)) is (language == "ru") or "тетрадь" in message
-    page = Page(answer.content.decode())
-    target = f"id_{field}"
-    assert f"#{target}" in page.links
-    assert f"{target}_error" in page.ids
-    assert f"{target}_error" in page.described
-    assert "error-summary" in page.ids
+        assert answer.status_code == 422
+        errors = answer.context["form"].errors
+        assert list(errors) == [field]
+        message = " ".join(errors[field])
+        for part in named:
+            assert part in message or part.replace(".", ",") in message
+        assert bool(re.search("[а-я]", message)) is (language == "ru") or "тетрадь" in message
+        page = Page(answer.content.decode())
+        target = f"id_{field}"
+        assert f"#{target}" in page.links
+        assert f"{target}_error" in page.ids
+        assert f"{target}_error" in page.described
+        assert "error-summary" in page.ids
     assert not Workload.objects.exists()
 
 
