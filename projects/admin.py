@@ -105,7 +105,9 @@ class GpuQuotaForm(forms.ModelForm):  # type: ignore[type-arg]  # generic at che
         values = super().clean() or self.cleaned_data
         node_type, quota_milli = values.get("node_type"), values.get("quota_milli")
         if isinstance(node_type, NodeType) and quota_milli is not None:
-            check_gpu_quota(self.instance.project, node_type, quota_milli, values["limit_milli"])
+            # A project that is only being added holds nothing yet.
+            project = self.instance.project if self.instance.project_id else Project()
+            check_gpu_quota(project, node_type, quota_milli, values.get("limit_milli"))
         return values
 
 
