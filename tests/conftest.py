@@ -17,7 +17,7 @@ def has_gpu() -> bool:
     """Ask NVML for devices."""
     try:
         pynvml.nvmlInit()
-        has_devices = pynvml.nvmlDeviceGetCount() > 0
+        has_devices = bool(pynvml.nvmlDeviceGetCount() > 0)
         pynvml.nvmlShutdown()
     except pynvml.NVMLError:
         return False

@@ -78,6 +78,13 @@ def free_port() -> int:
         return port
 
 
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder whose path is short enough for sockets, so that nothing is left elsewhere."""
+    with tempfile.TemporaryDirectory(prefix="allot-up-") as name:
+        yield Path(name)
+
+
 @pytest.fixture(scope="module")
 def up() -> Iterator[Up]:
     with tempfile.TemporaryDirectory(prefix="allot-up-") as folder:
@@ -112,8 +119,8 @@ def test_secrets_and_logs_are_ours_alone(up: Up) -> None:
     } == {"secret-key": "0o600", "agent-token": "0o600", "log": "0o700", ".": "0o711"}
 
 
-def test_ctrl_c_leaves_nothing_and_data_stays(tmp_path: Path) -> None:
-    up = Up(tmp_path / "var")
+def test_ctrl_c_leaves_nothing_and_data_stays(folder: Path) -> None:
+    up = Up(folder / "var")
     up.wait_until_ready()
     children = psutil.Process(up.process.pid).children(recursive=True)
     assert len(children) >= len(NAMES)
@@ -127,8 +134,8 @@ def test_ctrl_c_leaves_nothing_and_data_stays(tmp_path: Path) -> None:
     assert (up.var / "postgres" / "PG_VERSION").exists()
 
 
-def test_a_start_after_a_kill_of_everything(tmp_path: Path) -> None:
-    up = Up(tmp_path / "var")
+def test_a_start_after_a_kill_of_everything(folder: Path) -> None:
+    up = Up(folder / "var")
     up.wait_until_ready()
     children = psutil.Process(up.process.pid).children(recursive=True)
 
