@@ -15,22 +15,22 @@ import sys
 import time
 from concurrent.futures import Executor, Future
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from scheduling.agent import folders, launch
+from scheduling.agent import folders, launch, outcome
 from scheduling.agent.cgroups import Cgroup
-from scheduling.agent.checkpoints import Checkpoint, CheckpointError, Owner, Store
+from scheduling.agent.checkpoints import CheckpointError, Owner, Store
 from scheduling.agent.launch import RefusedError, Site
+from scheduling.agent.outcome import whole_entries
 from scheduling.agent.processes import ProcessTree
 from scheduling.agent.protocol import (
     AttemptPhase,
     AttemptReport,
     AttemptSpec,
-    CheckpointReport,
     ExitCause,
     Goal,
 )
@@ -39,7 +39,6 @@ from scheduling.agent.saved import Entry, entries
 _REPOSITORY = Path(__file__).resolve().parents[2]
 RESTORED = "restored.json"
 _WAKE = signal.SIGUSR1
-_NUM_LAST_LINES, _LAST_LINES_BYTES, _LINE_CHARS = 20, 16_384, 500
 # A shim takes 30 ms to lock its folder; after this long it is not coming.
 _SHIM_LATE_S = 15.0
 # How often a running training's checkpoint folder is looked at.
@@ -75,6 +74,7 @@ class Attempt:
         self._job: Future[object] | None = None
         self._spawned_s: float | None = None
         self._looked_s = 0.0
+        self._is_collected = False
         self._asked_s = time.monotonic()
         self._last_report: AttemptReport | None = None
         self._read_restored()
@@ -130,6 +130,12 @@ class Attempt:
         self._record(spec)
         if not self.is_over:
             self._conclude({"refusal": reason, "field": reason.partition(":")[0]})
+
+    @property
+    def holds_devices(self) -> bool:
+        """Whether its devices are in use, or about to be."""
+        is_starting = self._job is not None or self._spawned_s is not None
+        return (self.is_begun or is_starting) and not self.is_over
 
     @property
     def is_changing(self) -> bool:
@@ -257,9 +263,11 @@ class Attempt:
             self._read_files()
             if self.exit is None and not is_held:
                 self._look_for_loss()
-        if self._job is None and launch.keeps_checkpoints(self.spec) and self.is_begun:
+        if self._job is not None:
+            return
+        if not self._is_collected and launch.keeps_checkpoints(self.spec) and self.is_begun:
             self._look_for_checkpoints()
-        if self.exit is not None and self._job is None:
+        elif self.exit is not None:
             self.is_settled_on_disk = True
             self._job = self.pool.submit(self._clean)
 
@@ -268,59 +276,48 @@ class Attempt:
         if self.is_begun:
             self._conclude({"cause": ExitCause.VANISHED, "code": None, "is_terminated": True})
         elif self._spawned_s and time.monotonic() - self._spawned_s > _SHIM_LATE_S:
-            text = _tail(self.folder / folders.SHIM_LOG) or ["its shim did not start"]
+            text = outcome.last_lines(self.folder / folders.SHIM_LOG) or ["its shim did not start"]
             self._conclude({"refusal": text[-1], "field": ""})
 
     def _look_for_checkpoints(self) -> None:
         now_s = time.monotonic()
-        if self.exit is None and now_s - self._looked_s < _LOOK_EVERY_S:
-            return
-        self._looked_s = now_s
-        fresh = [entry for entry in self._whole_entries() if entry not in self._known]
-        if fresh:
-            self._job = self.pool.submit(self._take, fresh)
-        elif self.exit is None:
+        if self.exit is None:
             self._ask_when_due(now_s)
+        if self.exit is not None or now_s - self._looked_s >= _LOOK_EVERY_S:
+            self._looked_s = now_s
+            # The last look is not repeated, even when it fails.
+            self._is_collected = self.exit is not None
+            self._job = self.pool.submit(self._collect, self.exit)
 
-    def _whole_entries(self) -> list[Entry]:
-        """Whole checkpoints in the attempt's folder.
+    def _collect(self, record: dict[str, Any] | None) -> None:
+        """In a thread: copy new checkpoints into the store.
 
-        One that was killed may have been writing: of its entries those count that were whole then.
+        Args:
+            record: Of its exit, once it has ended: then this is the last look.
         """
-        record = self.exit or {}
-        ended_by_itself = record.get("code") is not None and int(record["code"]) < 128
-        at_ns = int(record["ended_at"] * 1e9) if record.get("ended_at") else time.time_ns()
-        subfolder = f"work/{self.spec.checkpoint.subfolder}"
-        try:
-            with folders.opened(self.folder) as attempt_fd:
-                fd = folders.open_below(attempt_fd, subfolder)
-        except OSError:
-            return []
-        try:
-            return entries(fd, at_ns, is_over=ended_by_itself)
-        finally:
-            os.close(fd)
-
-    def _take(self, fresh: list[Entry]) -> None:
-        """In a thread: copy new checkpoints into the store."""
-        spec = self.spec
         with folders.opened(self.folder) as attempt_fd:
-            fd = folders.open_below(attempt_fd, f"work/{spec.checkpoint.subfolder}")
-        taken = {(c.attempt_number, c.inode, c.written_ns) for c in self.checkpoints}
+            fd = folders.open_below(attempt_fd, f"work/{self.spec.checkpoint.subfolder}")
         try:
+            fresh = [entry for entry in whole_entries(fd, record) if entry not in self._known]
             for entry in fresh:
-                self._known.add(entry)
-                if (spec.number, entry.inode, entry.written_ns) in taken:
-                    continue
-                try:
-                    self.store.take(spec.workload_id, spec.number, fd, entry)
-                except CheckpointError as error:
-                    log = self.folder / folders.LOG
-                    folders.append_line(log, f"checkpoint could not be stored: {error}")
+                self._take(fd, entry)
         finally:
             os.close(fd)
-        self.store.expire(spec.workload_id, spec.checkpoint.keep)
-        self.checkpoints = self.store.complete(spec.workload_id)
+        if fresh:
+            self.store.expire(self.spec.workload_id, self.spec.checkpoint.keep)
+            self.checkpoints = self.store.complete(self.spec.workload_id)
+
+    def _take(self, fd: int, entry: Entry) -> None:
+        spec = self.spec
+        taken = {(c.attempt_number, c.inode, c.written_ns) for c in self.checkpoints}
+        self._known.add(entry)
+        if (spec.number, entry.inode, entry.written_ns) in taken:
+            return
+        try:
+            self.store.take(spec.workload_id, spec.number, fd, entry)
+        except CheckpointError as error:
+            log = self.folder / folders.LOG
+            folders.append_line(log, f"checkpoint could not be stored: {error}")
 
     def _ask_when_due(self, now_s: float) -> None:
         """Ask for a checkpoint every so often, where the training's settings say so."""
@@ -360,11 +357,10 @@ class Attempt:
         """Keep only log and records, out of the way; False while something is still being done."""
         if self._job is not None or not self.is_settled_on_disk:
             return False
-        for name in ("work", "control", "own", "tmp"):
-            shutil.rmtree(self.folder / name, ignore_errors=True)
-        with suppress(OSError):
-            (self.folder / folders.LAUNCH).unlink()
-            self.folder.rename(self.site.folders.ended / self.folder.name)
+        (self.folder / folders.LAUNCH).unlink(missing_ok=True)
+        ended = self.site.folders.ended / self.folder.name
+        self.folder.rename(ended)
+        self.pool.submit(strip, ended)
         return True
 
     # ------------------------------------------------------------------ report
@@ -389,60 +385,16 @@ class Attempt:
             memory_limit_mib=self.spec.memory_mib,
             cpu_limit_milli=self.spec.cpu_milli,
             resumed_from=self.resumed_from,
-            checkpoints=[_reported(checkpoint) for checkpoint in self.checkpoints],
+            checkpoints=[outcome.reported(checkpoint) for checkpoint in self.checkpoints],
         )
         if self.exit is None or not self.is_settled_on_disk:
             return running
-        return self._with_exit(running, self.exit)
-
-    def _with_exit(self, report: AttemptReport, record: dict[str, Any]) -> AttemptReport:
         if self._last_report is not None and self._last_report.ended_at is not None:
             return self._last_report
-        return replace(
-            report,
-            pid=None,
-            ended_at=record.get("ended_at"),
-            exit_code=record.get("code"),
-            exit_cause=None if "refusal" in record else _cause(record),
-            peak_memory_mib=record.get("peak_mib"),
-            memory_limit_mib=record.get("memory_limit_mib") or self.spec.memory_mib,
-            cpu_limit_milli=record.get("cpu_limit_milli") or self.spec.cpu_milli,
-            last_lines=_tail(self.folder / folders.LOG),
-            error=record.get("refusal", ""),
-            is_retryable=not record.get("field"),
-        )
+        return outcome.final(running, self.exit, self.folder / folders.LOG)
 
 
-def _cause(record: dict[str, Any]) -> ExitCause:
-    """Why it ended.
-
-    An exit after SIGTERM was asked for. One before it, while saving, was too if the program had
-    saved or failed; else the program had just come to its own end.
-    """
-    asked = record.get("cause")
-    if asked and (record.get("is_terminated") or record.get("has_saved") or record.get("code")):
-        return ExitCause(asked)
-    if record.get("is_out_of_memory") and record.get("code"):
-        return ExitCause.OUT_OF_MEMORY
-    return ExitCause.OWN
-
-
-def _reported(checkpoint: Checkpoint) -> CheckpointReport:
-    return CheckpointReport(
-        key=checkpoint.key,
-        saved_at=checkpoint.saved_at,
-        size_bytes=checkpoint.size_bytes,
-        sha256=checkpoint.sha256,
-        step=checkpoint.step,
-    )
-
-
-def _tail(log: Path) -> list[str]:
-    try:
-        with open(log, "rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - _LAST_LINES_BYTES))
-            text = file.read().decode(errors="replace")
-    except OSError:
-        return []
-    return [line[:_LINE_CHARS] for line in text.splitlines()[-_NUM_LAST_LINES:]]
+def strip(ended: Path) -> None:
+    """Remove the workload's own files from a settled attempt's folder."""
+    for name in ("work", "control", "own", "tmp"):
+        shutil.rmtree(ended / name, ignore_errors=True)

@@ -297,6 +297,8 @@ def _prepare_v2(mount: Path | None, name: str) -> Hierarchy | None:
     _enable(mount)
     parent.mkdir(exist_ok=True)
     _enable(parent)
+    with suppress(OSError):
+        (parent / "cpu.weight").write_text(str(min(10_000, 100 * (os.cpu_count() or 1))))
     return Hierarchy(2, (parent,))
 
 
@@ -323,4 +325,6 @@ def _prepare_v1(mounts: dict[str, Path], name: str) -> Hierarchy | None:
     parents = tuple(mounts[controller] / name for controller in _V1_CONTROLLERS)
     for parent in parents:
         parent.mkdir(exist_ok=True)
+    # All workloads together would else weigh no more than one process of the machine's own.
+    (parents[0] / "cpu.shares").write_text(str(1024 * (os.cpu_count() or 1)))
     return Hierarchy(1, parents)

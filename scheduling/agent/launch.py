@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import shutil
 import signal
 import threading
@@ -35,6 +36,7 @@ _AGENT_CODE = Path(__file__).parent
 _EXAMPLES = _AGENT_CODE.parent.parent / "docs" / "examples"
 
 
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _making_homes = threading.Lock()
 
 
@@ -266,8 +268,13 @@ def check(spec: AttemptSpec) -> None:
         raise RefusedError(f"tool: {spec.tool!r} is not known to this agent")
     if not spec.command and spec.tool != jupyter.TOOL:
         raise RefusedError("command: is empty")
-    if any("\0" in text for text in (*spec.command, spec.working_dir, *spec.env.values())):
-        raise RefusedError("command: contains a zero byte")
+    texts = {"command": spec.command, "working_dir": [spec.working_dir], "env": spec.env.values()}
+    for name, values in texts.items():
+        if any("\0" in value for value in values):
+            raise RefusedError(f"{name}: contains a zero byte")
+    for name in spec.env:
+        if not _VARIABLE.fullmatch(name):
+            raise RefusedError(f"env: {name[:80]!r} is no name of an environment variable")
 
 
 def write_launch(site: Site, spec: AttemptSpec, lease_s: float) -> Path:

@@ -29,7 +29,7 @@ INSIDE = Path("/run/allot")
 _HOST_COPY = INSIDE / "host"
 
 # Laid over with emptiness: other people's homes and files, other programs' sockets.
-HIDDEN = ("/root", "/home", "/run", "/mnt", "/media")
+HIDDEN = ("/root", "/home", "/run")
 # Of /run, what name resolution and the NVIDIA driver need.
 _KEPT_OF_RUN = ("/run/systemd/resolve", "/run/resolvconf", "/run/NetworkManager/resolv.conf",
                 "/run/nvidia-persistenced")  # fmt: skip

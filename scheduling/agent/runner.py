@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import shutil
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -15,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from scheduling.agent import folders, jupyter, launch
-from scheduling.agent.attempt import Attempt
+from scheduling.agent.attempt import Attempt, strip
 from scheduling.agent.checkpoints import Store
 from scheduling.agent.launch import Site
-from scheduling.agent.protocol import AttemptReport, AttemptSpec, Desired, ExitCause
+from scheduling.agent.protocol import AttemptReport, AttemptSpec, Desired, ExitCause, Goal
 from telemetry.sampling import AttemptView
 
 log = logging.getLogger(__name__)
@@ -26,6 +27,7 @@ log = logging.getLogger(__name__)
 _NUM_THREADS = 4
 # Renewals per lease: the shim looks twice a second, so a few missed ones do no harm.
 _RENEWALS_PER_LEASE = 10
+GPU_MILLI = 1000
 _KEEP_LOGS_S = 30 * 24 * 3600.0
 
 
@@ -91,6 +93,8 @@ class Runner:
         for folder in self.site.folders.ended.iterdir():
             if time.time() - folder.stat().st_mtime > _KEEP_LOGS_S:
                 shutil.rmtree(folder, ignore_errors=True)
+            elif (folder / "work").exists():
+                self._pool.submit(strip, folder)
 
     # ------------------------------------------------------------------ wanted
 
@@ -119,7 +123,20 @@ class Runner:
         if spec.node not in self.node_names and not attempt.is_begun:
             attempt.refuse(spec, f"node: {spec.node!r} is not one of this agent's nodes")
             return
+        if spec.goal == Goal.RUN and not attempt.holds_devices and not self._has_room(spec):
+            # Not yet: the next desired state brings it again.
+            log.warning("attempt %s waits: its devices are still in use", spec.attempt_id)
+            return
         attempt.order(spec)
+
+    def _has_room(self, spec: AttemptSpec) -> bool:
+        """Whether its devices are free: whatever is ordered, no device is given twice."""
+        held: Counter[str] = Counter()
+        for attempt in self.attempts.values():
+            if attempt.holds_devices:
+                for device in attempt.spec.devices:
+                    held[device.uuid] += device.gpu_milli
+        return all(held[each.uuid] + each.gpu_milli <= GPU_MILLI for each in spec.devices)
 
     def _is_settled(self, attempt_id: str) -> bool:
         """Whether it ended and was acknowledged; an older desired state may still name it."""
@@ -130,8 +147,9 @@ class Runner:
         """Drop what the orchestrator has recorded as ended."""
         for attempt_id in attempt_ids:
             attempt = self.attempts.get(attempt_id)
-            if attempt is not None and attempt.drop():
-                del self.attempts[attempt_id]
+            with _going_on(attempt_id):
+                if attempt is not None and attempt.drop():
+                    del self.attempts[attempt_id]
 
     def stop_all(self) -> None:
         """Have everything save and end, whatever the orchestrator wants from now on."""

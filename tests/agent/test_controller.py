@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -255,3 +256,26 @@ def test_a_command_is_checked_as_its_owner_would_find_it(
     answer = asyncio.run(check(site, decode(encode(question), CheckRequest)))
     assert isinstance(answer, CheckAnswer)
     assert [(each.field, each.code) for each in answer.problems] == problems
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 0.01, 0.02, 0.04, 0.08, 0.15])
+def test_killed_at_any_moment_of_a_start_each_workload_runs_exactly_once(
+    agent: Agent, orchestrator: Orchestrator, folders: Folders, delay_s: float
+) -> None:
+    orchestrator.until(lambda: orchestrator.reports)
+    wanted = spec("bash", "-c", "echo ran >> times; sleep 0.5")
+    orchestrator.want(wanted)
+    ask_relay(folders, orchestrator, "/wake", posts=True)
+    time.sleep(delay_s)
+    agent.end(signal.SIGKILL)
+    following = Agent(folders, orchestrator.url)
+    try:
+        orchestrator.until(
+            lambda: (seen := orchestrator.seen(wanted)) and seen.phase == AttemptPhase.EXITED
+        )
+        last = orchestrator.seen(wanted)
+        assert last is not None
+        assert (last.exit_code, last.exit_cause) == (0, ExitCause.OWN)
+        assert (folders.home("vision", "ann") / "times").read_text() == "ran\n"
+    finally:
+        following.end(signal.SIGKILL)

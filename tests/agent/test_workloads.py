@@ -45,6 +45,10 @@ def test_death_by_a_signal_is_told_as_a_shell_tells_it(driver: Driver) -> None:
         ({"working_dir": "nowhere"}, "working_dir"),
         ({"working_dir": "/proc/1/cwd"}, "working_dir"),
         ({"node": "elsewhere"}, "node"),
+        ({"command": []}, "command"),
+        ({"command": ["true", "a\0b"]}, "command"),
+        ({"env": {"A B": "c"}}, "env"),
+        ({"tool": "unheard-of"}, "tool"),
     ],
 )
 def test_what_cannot_start_is_refused_at_the_field(
@@ -72,21 +76,32 @@ def test_given_environment_never_replaces_allots_own(driver: Driver) -> None:
     assert driver.output(replace(wanted, env=given, devices=[a_third()])) == "red 333 2\n"
 
 
-@pytest.mark.parametrize("cores", [0.5, 1.0])
+@pytest.mark.parametrize("cores", [0.25, 0.5])
 def test_four_busy_processes_get_exactly_the_cores_of_the_limit(
     driver: Driver, cores: float
 ) -> None:
+    """Never more in any second, and exactly that in one that leaves it so much.
+
+    Other tests share the machine's cores, so not every second does.
+    """
     burn = "for i in 1 2 3 4; do python -c 'while True: pass' & done; wait"
     wanted = spec("bash", "-c", burn, cpu_milli=int(cores * 1000))
     driver.want(wanted)
     driver.until_phase(wanted, AttemptPhase.RUNNING)
     usage = driver.runner.attempts[wanted.attempt_id].usage()
-    driver.until(lambda: (usage.cpu_usage_s() or 0) > 0.1)
-    before, began = usage.cpu_usage_s() or 0, time.monotonic()
-    time.sleep(3)
-    used = ((usage.cpu_usage_s() or 0) - before) / (time.monotonic() - began)
-    assert used == pytest.approx(cores, abs=0.05)
-    assert (usage.throttled_s() or 0) > 0
+    driver.until(lambda: (usage.throttled_s() or 0) > 0)
+
+    def cores_of_a_second() -> float:
+        before, began = usage.cpu_usage_s() or 0, time.monotonic()
+        time.sleep(1)
+        return ((usage.cpu_usage_s() or 0) - before) / (time.monotonic() - began)
+
+    def is_exact() -> bool:
+        used = cores_of_a_second()
+        assert used <= cores + 0.05
+        return used >= cores - 0.05
+
+    driver.until(is_exact)
 
 
 def test_two_cores_are_written_as_exactly_two_cores(driver: Driver) -> None:
@@ -164,3 +179,19 @@ def test_the_programs_pid_is_the_machines(driver: Driver) -> None:
     driver.want(wanted)
     report = driver.until_phase(wanted, AttemptPhase.RUNNING)
     assert report.pid in processes.children()[driver.shim_pid(wanted)]
+
+
+def test_no_device_is_given_twice_whatever_is_ordered(driver: Driver) -> None:
+    half = replace(a_third(), gpu_milli=500)
+    first, second = spec("sleep", "1000", devices=[half]), spec("sleep", "1000", devices=[half])
+    third = spec("true", devices=[replace(half, gpu_milli=1)])
+    driver.want(first, second)
+    driver.until_phase(second, AttemptPhase.RUNNING)
+    driver.want(third)
+    driver.apply()
+    assert driver.report(third).phase == AttemptPhase.STARTING
+    assert not driver.runner.attempts[third.attempt_id].holds_devices
+    driver.want(replace(first, goal=Goal.STOP))
+    driver.until_phase(first, *FINAL)
+    driver.apply()
+    assert driver.until_phase(third, *FINAL).exit_code == 0
