@@ -8,11 +8,11 @@ refused: others would take it back, and the two would evict each other in turn.
 from __future__ import annotations
 
 from dataclasses import replace
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 
 from scheduling.core.demand import Item, Option
-from scheduling.core.ordering import VictimKey, key_after_shrinking, victim_key
-from scheduling.core.search import Effort, is_useful
+from scheduling.core.ordering import VictimKey, key_after_shrinking
+from scheduling.core.search import Effort, Usefulness
 from scheduling.core.state import State, Victim
 
 
@@ -23,22 +23,19 @@ class PreemptVictims:
         self._state = state
         self._item = item
         self._option = option
-        self._effort = effort
+        self._is_useful = Usefulness(state, item, option, effort)
         self._heap: list[tuple[VictimKey, Item]] = [
-            (victim_key(other), other)
-            for other in state.victims_by_project().get(item.account.id, ())
+            (key, other)
+            for key, other in state.victim_heap(item.account.id)
             if other.priority < item.priority
         ]
-        heapify(self._heap)
         self._before = item.account.allocated.copy()
 
     def pick(self) -> Victim | None:
         while self._heap:
             item = heappop(self._heap)[1]
-            victim = self._state.next_victim(item)
-            if victim is None or not is_useful(
-                self._state, self._item, self._option, victim, self._effort
-            ):
+            victim = self._state.next_victim(item) if self._is_useful(item) else None
+            if victim is None:
                 continue
             if len(victim.replicas) < len(item.running):
                 heappush(self._heap, (key_after_shrinking(item), item))

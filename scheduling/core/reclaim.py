@@ -8,18 +8,16 @@ order: a project that may not lose is never in the way of one that may.
 from __future__ import annotations
 
 from dataclasses import replace
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 
-from scheduling.core.accounts import Account, parting
+from scheduling.core.accounts import Account
 from scheduling.core.admission import is_within_quota, is_within_share
 from scheduling.core.demand import Item, Option
-from scheduling.core.ordering import VictimKey, key_after_shrinking, victim_key
-from scheduling.core.search import Effort, is_useful
-from scheduling.core.state import State, Victim
+from scheduling.core.ordering import VictimKey, key_after_shrinking
+from scheduling.core.search import Effort, Usefulness
+from scheduling.core.state import Side, State, Victim
 
 LossKey = tuple[tuple[float, ...], VictimKey]
-_Side = tuple[Account, Account, Account]
-"""A project that has victims, and the pair where its path and the claimant's part: ours, theirs."""
 
 
 def may_claim(item: Item, option: Option) -> bool:
@@ -38,58 +36,61 @@ class ReclaimVictims:
         self._state = state
         self._item = item
         self._option = option
-        self._effort = effort
+        self._is_useful = Usefulness(state, item, option, effort)
         count = item.num_next
         self._asked = {r: amount * count for r, amount in option.amounts}
         self._lacking = _lacking(state, option, self._asked)
         self._heaps: dict[Account, list[tuple[VictimKey, Item]]] = {}
-        self._sides: dict[Account, list[_Side]] = {}
+        self._groups: dict[Account, Side] = {}
         self._keys: dict[Account, LossKey] = {}
-        self._last: _Side | None = None
+        self._changed: Side | None = None
         legal: dict[Account, bool] = {}
-        for account, mine, theirs in state.sides_of(item.account):
+        for side in state.sides_of(item.account):
+            mine = side.mine
             if mine not in legal:
                 legal[mine] = self._holds_below(mine)
-            if legal[mine]:
-                side = (account, mine, theirs)
-                self._sides.setdefault(theirs, []).append(side)
+            if legal[mine] and self._may_lose(side):
                 self._rank(side)
 
     def pick(self) -> Victim | None:
         """The victim with the smallest key among all projects that may lose just now."""
-        if self._last is not None:
+        if self._changed is not None:
             # Only the side that lost something stands otherwise than before.
-            for side in self._sides[self._last[2]]:
-                self._rank(side)
-            self._last = None
+            self._rank(self._changed)
+            self._changed = None
         while self._keys:
             account = min(self._keys, key=self._keys.__getitem__)
-            mine, theirs = self._pair(account)
+            side = self._groups[account]
             item = heappop(self._heaps[account])[1]
             victim = self._state.next_victim(item)
             # What would end unfairly now will not become fair by further removals.
-            if victim is None or not self._ends_fairly(mine, theirs, victim):
-                self._rank((account, mine, theirs))
+            if victim is None or not self._ends_fairly(side, victim):
+                self._rank_account(side, account)
                 continue
             if len(victim.replicas) < len(item.running):
                 heappush(self._heaps[account], (key_after_shrinking(item), item))
-            self._last = (account, mine, theirs)
-            return replace(victim, numbers=self._numbers(mine, theirs))
+            self._changed = side
+            return replace(victim, numbers=self._numbers(side))
         return None
 
-    def _rank(self, side: _Side) -> None:
-        """Note where a project stands among those that may lose, or that it may not."""
-        account, mine, theirs = side
-        head = self._head(account) if self._may_lose(mine, theirs) else None
+    def _rank(self, side: Side) -> None:
+        """Note where the projects of a side stand among those that may lose, or that they may
+        not.
+        """
+        if self._may_lose(side):
+            for account in side.accounts:
+                self._rank_account(side, account)
+        else:
+            for account in side.accounts:
+                self._keys.pop(account, None)
+
+    def _rank_account(self, side: Side, account: Account) -> None:
+        head = self._head(account)
         if head is None:
             self._keys.pop(account, None)
         else:
-            self._keys[account] = (self._ratios(account, theirs), head)
-
-    def _pair(self, account: Account) -> tuple[Account, Account]:
-        pair = parting(self._item.account, account)
-        assert pair is not None
-        return pair
+            self._groups[account] = side
+            self._keys[account] = (self._ratios(account, side.theirs), head)
 
     def is_enough(self) -> bool:
         return True
@@ -103,9 +104,8 @@ class ReclaimVictims:
             state.put_back(victim)
         is_legal = True
         for victim in victims:
-            mine, theirs = self._pair(victim.item.account)
-            is_legal = is_legal and self._may_lose(mine, theirs)
-            is_legal = is_legal and self._ends_fairly(mine, theirs, victim)
+            side = self._groups[victim.item.account]
+            is_legal = is_legal and self._may_lose(side) and self._ends_fairly(side, victim)
             state.remove(victim)
         return is_legal
 
@@ -119,9 +119,10 @@ class ReclaimVictims:
             for level in item.account.path[mine.depth + 1 :]
         )
 
-    def _may_lose(self, mine: Account, theirs: Account) -> bool:
+    def _may_lose(self, side: Side) -> bool:
         """The other side is above its allocatable share, or above its quota while ours stays
         within quota."""
+        mine, theirs = side.mine, side.theirs
         is_above_quota = False
         for r in self._asked:
             if theirs.is_above_allocatable(r):
@@ -129,8 +130,9 @@ class ReclaimVictims:
             is_above_quota = is_above_quota or theirs.is_above_quota(r)
         return is_above_quota and is_within_quota(mine, self._option.amounts, self._item.num_next)
 
-    def _ends_fairly(self, mine: Account, theirs: Account, victim: Victim) -> bool:
+    def _ends_fairly(self, side: Side, victim: Victim) -> bool:
         """Our side does not end above its share with a ratio at least the other's."""
+        mine, theirs = side.mine, side.theirs
         for r, asked in self._asked.items():
             after = mine.allocated[r] + asked
             if after <= mine.fair[r]:
@@ -159,25 +161,15 @@ class ReclaimVictims:
         """Key of the project's next victim that could help, dropping those that cannot."""
         heap = self._heaps.get(account)
         if heap is None:
-            heap = [
-                (victim_key(item), item) for item in self._state.victims_by_project()[account.id]
-            ]
-            heapify(heap)
-            self._heaps[account] = heap
+            heap = self._heaps[account] = self._state.victim_heap(account.id).copy()
         while heap:
-            item = heap[0][1]
-            if self._helps(item):
+            if self._is_useful(heap[0][1]):
                 return heap[0][0]
             heappop(heap)
         return None
 
-    def _helps(self, item: Item) -> bool:
-        victim = self._state.next_victim(item)
-        return victim is not None and is_useful(
-            self._state, self._item, self._option, victim, self._effort
-        )
-
-    def _numbers(self, mine: Account, theirs: Account) -> dict[str, object]:
+    def _numbers(self, side: Side) -> dict[str, object]:
+        mine, theirs = side.mine, side.theirs
         r = max(self._lacking, key=lambda r: (theirs.over_ratio(r), r))
         return {
             "resource": self._state.resources.keys[r],

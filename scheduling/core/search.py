@@ -149,20 +149,30 @@ def _return_order(victims: list[Victim]) -> list[Victim]:
     return order
 
 
-def is_useful(state: State, item: Item, option: Option, victim: Victim, effort: Effort) -> bool:
-    """Whether a victim is past its minimum runtime and lies where the claimant could go."""
-    until = state.protected_until(victim.item)
-    if until > state.now_s:
+class Usefulness:
+    """Whether a workload, if it gave way, could help a claimant: it lies where the claimant could
+    go, and is past its minimum runtime."""
+
+    __slots__ = ("_effort", "_has_minimum", "_hosts", "_state")
+
+    def __init__(self, state: State, item: Item, option: Option, effort: Effort) -> None:
+        self._state = state
+        self._effort = effort
+        self._hosts = state.hosts(item.shape, option)
+        self._has_minimum = bool(state.policy.min_runtime_s)
+
+    def __call__(self, other: Item) -> bool:
+        if not other.running or other.moved:
+            return False
+        leaving = other.running[-1:] if other.num_surplus else other.running
+        if not any(self._hosts(placed.spot.room) for placed in leaving):
+            return False
+        return not self._has_minimum or self._is_past_minimum(other)
+
+    def _is_past_minimum(self, other: Item) -> bool:
+        until, effort = self._state.protected_until(other), self._effort
+        if until <= self._state.now_s:
+            return True
         if effort.protected_until is None or until < effort.protected_until:
             effort.protected_until = until
         return False
-    pools = option.pools
-    for placed in victim.replicas:
-        room = placed.spot.room
-        if (
-            room.pool in pools
-            and room.node.name not in item.shape.avoided
-            and state.could_host(room, item.shape.ask)
-        ):
-            return True
-    return False

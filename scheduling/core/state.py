@@ -17,7 +17,7 @@ from scheduling.core.admission import refusal
 from scheduling.core.demand import Item, Option, Placed, Shape, Shapes
 from scheduling.core.errors import SnapshotError
 from scheduling.core.ledger import Ask, Ledger, Load, Room, Spot
-from scheduling.core.ordering import victim_key
+from scheduling.core.ordering import VictimKey, victim_key
 from scheduling.core.types import (
     NodeName,
     Placement,
@@ -54,6 +54,15 @@ class Eviction:
     claimant: Item | None
 
 
+@dataclass(frozen=True, slots=True)
+class Side:
+    """Projects whose path parts from a claimant's at the same pair: `mine` above it, `theirs`."""
+
+    mine: Account
+    theirs: Account
+    accounts: list[Account]
+
+
 class State:
     """Nodes, projects and workloads, with everything decided so far taken into account."""
 
@@ -80,7 +89,9 @@ class State:
         self._victims: dict[ProjectId, list[Item]] | None = None
         self._on_node: dict[NodeName, list[tuple[Item, Placed]]] | None = None
         self._ceilings: dict[NodeName, tuple[int, int, int, list[int]]] = {}
-        self._sides: dict[ProjectId, list[tuple[Account, Account, Account]]] = {}
+        self._sides: dict[ProjectId, list[Side]] = {}
+        self._heaps: dict[ProjectId, list[tuple[VictimKey, Item]]] = {}
+        self._hosts: dict[tuple[int, int], dict[int, bool]] = {}
         self._kept_places: list[tuple[Item, Replica, Placement]] = []
         for workload in sorted(snapshot.workloads, key=lambda w: w.id):
             self._add(workload)
@@ -99,8 +110,10 @@ class State:
         shape = self.shapes.of(workload)
         item = Item(workload, account, shape)
         self.items.append(item)
-        for replica in workload.replicas:
-            self._add_replica(item, replica)
+        num_waiting = sum(self._add_replica(item, replica) for replica in workload.replicas)
+        if num_waiting:
+            first = shape.first
+            self.accounts.request(account, tuple((r, n * num_waiting) for r, n in first))
         if len(item.running) > 1:
             item.running.sort(
                 key=lambda placed: (placed.replica.started_s, *_name_key(placed.replica))
@@ -108,20 +121,21 @@ class State:
         if len(item.pending) > 1:
             item.pending.sort(key=_name_key)
 
-    def _add_replica(self, item: Item, replica: Replica) -> None:
-        if replica.state is ReplicaState.SUCCEEDED:
-            item.num_succeeded += 1
-            return
+    def _add_replica(self, item: Item, replica: Replica) -> bool:
+        """Take a replica in; whether it is still to get a place, or to get one again."""
         if replica.state is ReplicaState.RUNNING:
             self._add_running(item, replica)
-            return
-        self.accounts.request(item.account, item.shape.first)
+            return False
+        if replica.state is ReplicaState.SUCCEEDED:
+            item.num_succeeded += 1
+            return False
         if replica.state is ReplicaState.RELEASING:
             self._add_leaving(item, replica)
         else:
             item.pending.append(replica)
         if replica.held is not None:
             self._kept_places.append((item, replica, replica.held))
+        return True
 
     def _spot(self, item: Item, placement: Placement | None) -> Spot:
         if placement is None:
@@ -334,6 +348,7 @@ class State:
         more.
         """
         item = victim.item
+        self._heaps.pop(item.account.id, None)
         leaving = tuple(placed for placed in victim.replicas if not placed.is_new)
         for placed in victim.replicas:
             if placed.is_new:
@@ -370,15 +385,24 @@ class State:
         return Victim(item, tuple(item.running), tuple(item.held))
 
     def victims_by_project(self) -> dict[ProjectId, list[Item]]:
-        """Preemptible workloads that run or are to start, per project, first victim first."""
+        """Preemptible workloads that ran, or were to start, when this was first asked."""
         if self._victims is None:
             self._victims = {}
             for item in self.items:
                 if item.is_preemptible and item.running:
                     self._victims.setdefault(item.account.id, []).append(item)
-            for items in self._victims.values():
-                items.sort(key=victim_key)
         return self._victims
+
+    def victim_heap(self, project: ProjectId) -> list[tuple[VictimKey, Item]]:
+        """A project's workloads that could give way, first victim first; copy it before
+        changing.
+        """
+        heap = self._heaps.get(project)
+        if heap is None:
+            items = self.victims_by_project().get(project, ())
+            heap = sorted((victim_key(item), item) for item in items if item.running)
+            self._heaps[project] = heap
+        return heap
 
     def protected_until(self, item: Item) -> float:
         """When the minimum runtime of what runs ends; minus infinity where none applies."""
@@ -391,19 +415,36 @@ class State:
                     until = max(until, placed.replica.started_s + minimum[node_type])
         return until
 
-    def sides_of(self, claimant: Account) -> list[tuple[Account, Account, Account]]:
-        """Other projects that have victims, each with the pair where its path and this one's
-        part.
-        """
+    def sides_of(self, claimant: Account) -> list[Side]:
+        """Other projects that have victims, by the pair where their paths and this one's part."""
         sides = self._sides.get(claimant.id)
         if sides is None:
-            sides = self._sides[claimant.id] = []
+            found: dict[Account, Side] = {}
             for project in self.victims_by_project():
                 account = self.accounts.by_id[project]
                 pair = None if account is claimant else parting(claimant, account)
                 if pair is not None:
-                    sides.append((account, *pair))
+                    mine, theirs = pair
+                    found.setdefault(theirs, Side(mine, theirs, [])).accounts.append(account)
+            sides = self._sides[claimant.id] = list(found.values())
         return sides
+
+    def hosts(self, shape: Shape, option: Option) -> Callable[[Room], bool]:
+        """Whether a node could host a replica if everything preemptible left it, by node."""
+        known = self._hosts.setdefault((shape.number, option.number), {})
+        ask, pools, avoided = shape.ask, option.pools, shape.avoided
+
+        def could(room: Room) -> bool:
+            answer = known.get(room.rank)
+            if answer is None:
+                answer = known[room.rank] = (
+                    room.pool in pools
+                    and room.node.name not in avoided
+                    and self.could_host(room, ask)
+                )
+            return answer
+
+        return could
 
     def victims_on(self, name: NodeName) -> list[tuple[Item, Placed]]:
         """Preemptible replicas that ran on a node when it was first asked for."""
@@ -457,6 +498,8 @@ class State:
         """Places were given away for good: what their nodes could have free is less now."""
         for spot in spots:
             self._ceilings.pop(spot.room.node.name, None)
+            for known in self._hosts.values():
+                known.pop(spot.room.rank, None)
 
 
 def _fits(room: Room, spot: Spot, ask: Ask) -> bool:
