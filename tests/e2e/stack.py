@@ -167,13 +167,17 @@ class Stack:
         """The API with a session of this person."""
         with httpx.Client(base_url=self.url, timeout=30, follow_redirects=True) as client:
             client.get("/accounts/login/")
-            csrf = {"csrfmiddlewaretoken": client.cookies["csrftoken"]}
+            cookie = f"allot_csrf_{self.port}"
             answer = client.post(
                 "/accounts/login/",
-                data={"username": login, "password": self.password(login), **csrf},
+                data={
+                    "username": login,
+                    "password": self.password(login),
+                    "csrfmiddlewaretoken": client.cookies[cookie],
+                },
             )
             assert "/accounts/login/" not in str(answer.url), "the login was refused"
-            client.headers["X-CSRFToken"] = client.cookies["csrftoken"]
+            client.headers["X-CSRFToken"] = client.cookies[cookie]
             client.headers["Referer"] = self.url
             yield client
 
