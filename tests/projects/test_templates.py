@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Mapping
 
 import pytest
 from django.core.exceptions import ValidationError
@@ -91,7 +92,7 @@ def admin(client: Client) -> Client:
     return client
 
 
-def quota_rows(*rows: dict[str, object]) -> dict[str, object]:
+def quota_rows(*rows: Mapping[str, object]) -> dict[str, object]:
     """The inline rows of a project's page, as a browser sends them."""
     values: dict[str, object] = {}
     for prefix, given in (("gpu_quotas", rows), ("allowed_node_types", ()), ("memberships", ())):
