@@ -112,10 +112,10 @@ SPEC_NAMES: Mapping[str, str] = {
 }
 
 _NODE_PROBLEMS: Mapping[str, StrOrPromise] = {
-    "not_found": _("“%(value)s” was not found on the node (limit: %(limit)s)."),
-    "not_executable": _("“%(value)s” on the node may not be executed (limit: %(limit)s)."),
-    "not_readable": _("“%(value)s” on the node cannot be read by you (limit: %(limit)s)."),
-    "outside": _("“%(value)s” lies outside (limit: %(limit)s)."),
+    "not_found": _("“%(value)s” was not found on the node; give %(limit)s."),
+    "not_executable": _("“%(value)s” may not be executed on the node; give %(limit)s."),
+    "not_readable": _("You cannot read “%(value)s” on the node; give %(limit)s."),
+    "outside": _("“%(value)s” lies outside what is yours; give %(limit)s."),
 }
 
 
@@ -424,7 +424,7 @@ class WorkloadForm(forms.Form):
             "working_dir": _("an existing folder that you may read, such as “examples”"),
             "checkpoint_path": _("a folder inside the workload's own"),
         }
-        message = _NODE_PROBLEMS.get(problem.code, _("“%(value)s” cannot be used (%(limit)s)."))
+        message = _NODE_PROBLEMS.get(problem.code, _("“%(value)s” cannot be used; give %(limit)s."))
         params = {"value": shown(problem.value), "limit": limits.get(field, "—")}
         error = ValidationError(message, code=problem.code, params=params)
         self.add_error(field if field in self.fields else None, error)
