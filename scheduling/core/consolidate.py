@@ -106,14 +106,18 @@ def _is_movable(state: State, item: Item) -> bool:
 
 
 def _rooms(state: State, item: Item, option: Option) -> list[Room]:
-    rooms = [
-        room
-        for pool in option.pools
-        for room in pool.nodes
-        if room.free and room.node.name not in item.shape.avoided
-    ]
-    fullest_last = nsmallest(_NUM_NODES * 2, rooms, key=lambda room: (-room.free, room.rank))
-    return [room for room in fullest_last if state.could_host(room, item.shape.ask)][:_NUM_NODES]
+    """Nodes with the most free, of those that could host a replica."""
+    hosts = state.hosts(item.shape, option)
+    rooms: list[Room] = []
+    for pool in option.pools:
+        found = 0
+        for room in state.ledger.emptiest(pool):
+            if found == _NUM_NODES:
+                break
+            if hosts(room):
+                rooms.append(room)
+                found += 1
+    return nsmallest(_NUM_NODES, rooms, key=lambda room: (-room.free, room.rank))
 
 
 def _lift(state: State, movable: list[Item]) -> None:

@@ -212,6 +212,7 @@ class _Cycle:
         else:
             state.hold(item, found.spots)
         state.forget_ceilings(found.spots)
+        state.rank_again(item.account)
 
     # Step 7.
 

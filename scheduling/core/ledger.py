@@ -357,6 +357,16 @@ class Ledger:
         devices = room.choose_devices(units, ask.gpu.num_devices)
         return None if devices is None else Spot(room, devices, units)
 
+    def emptiest(self, pool: Pool) -> Iterator[Room]:
+        """Nodes with GPUs free, those with the most whole devices first."""
+        seen: set[int] = set()
+        for bucket in (*reversed(pool.by_whole), *reversed(pool.by_shared)):
+            for key in bucket if pool.is_spread else reversed(bucket):
+                rank = key & _RANK_MASK
+                if rank not in seen:
+                    seen.add(rank)
+                    yield self._ranked[rank]
+
     # Inside.
 
     def _look_up(

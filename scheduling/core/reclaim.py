@@ -15,9 +15,7 @@ from scheduling.core.admission import is_within_quota, is_within_share
 from scheduling.core.demand import Item, Option
 from scheduling.core.ordering import VictimKey, key_after_shrinking
 from scheduling.core.search import Effort, Usefulness
-from scheduling.core.state import Side, State, Victim
-
-LossKey = tuple[tuple[float, ...], VictimKey]
+from scheduling.core.state import Side, State, Victim, over_ratios
 
 
 def may_claim(item: Item, option: Option) -> bool:
@@ -41,56 +39,42 @@ class ReclaimVictims:
         self._asked = {r: amount * count for r, amount in option.amounts}
         self._lacking = _lacking(state, option, self._asked)
         self._heaps: dict[Account, list[tuple[VictimKey, Item]]] = {}
-        self._groups: dict[Account, Side] = {}
-        self._keys: dict[Account, LossKey] = {}
-        self._changed: Side | None = None
-        legal: dict[Account, bool] = {}
-        for side in state.sides_of(item.account):
-            mine = side.mine
-            if mine not in legal:
-                legal[mine] = self._holds_below(mine)
-            if legal[mine] and self._may_lose(side):
-                self._rank(side)
+        self._sides: dict[Account, Side] = {}
+        self._holds: dict[Account, bool] = {}
+        self._queue = state.losers(item.account, tuple(self._lacking))
 
     def pick(self) -> Victim | None:
-        """The victim with the smallest key among all projects that may lose just now."""
-        if self._changed is not None:
-            # Only the side that lost something stands otherwise than before.
-            self._rank(self._changed)
-            self._changed = None
-        while self._keys:
-            account = min(self._keys, key=self._keys.__getitem__)
-            side = self._groups[account]
+        """The victim with the smallest key among all projects that may lose just now.
+
+        Removals only make keys larger and sides ineligible, so a key noted earlier is a lower
+        bound: it is looked at again when its turn comes.
+        """
+        while self._queue:
+            key, _, account = heappop(self._queue)
+            side = self._side(account)
+            head = self._head(account) if self._may_lose(side) else None
+            if head is None:
+                continue
+            now = (over_ratios(account, side.theirs, self._lacking), head)
+            if now > key:
+                heappush(self._queue, (now, account.id, account))
+                continue
             item = heappop(self._heaps[account])[1]
             victim = self._state.next_victim(item)
             # What would end unfairly now will not become fair by further removals.
-            if victim is None or not self._ends_fairly(side, victim):
-                self._rank_account(side, account)
-                continue
-            if len(victim.replicas) < len(item.running):
+            is_fair = victim is not None and self._ends_fairly(side, victim)
+            if is_fair and victim is not None and len(victim.replicas) < len(item.running):
                 heappush(self._heaps[account], (key_after_shrinking(item), item))
-            self._changed = side
-            return replace(victim, numbers=self._numbers(side))
+            heappush(self._queue, (now, account.id, account))
+            if is_fair and victim is not None:
+                return replace(victim, numbers=self._numbers(side))
         return None
 
-    def _rank(self, side: Side) -> None:
-        """Note where the projects of a side stand among those that may lose, or that they may
-        not.
-        """
-        if self._may_lose(side):
-            for account in side.accounts:
-                self._rank_account(side, account)
-        else:
-            for account in side.accounts:
-                self._keys.pop(account, None)
-
-    def _rank_account(self, side: Side, account: Account) -> None:
-        head = self._head(account)
-        if head is None:
-            self._keys.pop(account, None)
-        else:
-            self._groups[account] = side
-            self._keys[account] = (self._ratios(account, side.theirs), head)
+    def _side(self, account: Account) -> Side:
+        side = self._sides.get(account)
+        if side is None:
+            side = self._sides[account] = self._state.side_of(self._item.account, account)
+        return side
 
     def is_enough(self) -> bool:
         return True
@@ -104,7 +88,7 @@ class ReclaimVictims:
             state.put_back(victim)
         is_legal = True
         for victim in victims:
-            side = self._groups[victim.item.account]
+            side = self._side(victim.item.account)
             is_legal = is_legal and self._may_lose(side) and self._ends_fairly(side, victim)
             state.remove(victim)
         return is_legal
@@ -123,6 +107,10 @@ class ReclaimVictims:
         """The other side is above its allocatable share, or above its quota while ours stays
         within quota."""
         mine, theirs = side.mine, side.theirs
+        if mine not in self._holds:
+            self._holds[mine] = self._holds_below(mine)
+        if not self._holds[mine]:
+            return False
         is_above_quota = False
         for r in self._asked:
             if theirs.is_above_allocatable(r):
@@ -147,15 +135,6 @@ class ReclaimVictims:
             if after * theirs.fair[r] >= (theirs.allocated[r] - loss) * mine.fair[r]:
                 return False
         return True
-
-    def _ratios(self, account: Account, theirs: Account) -> tuple[float, ...]:
-        """Over-ratio at each level from the parting down, negated so that the largest comes
-        first.
-        """
-        return tuple(
-            -max(level.over_ratio(r) for r in self._lacking)
-            for level in account.path[theirs.depth :]
-        )
 
     def _head(self, account: Account) -> VictimKey | None:
         """Key of the project's next victim that could help, dropping those that cannot."""

@@ -56,11 +56,21 @@ class Eviction:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """Projects whose path parts from a claimant's at the same pair: `mine` above it, `theirs`."""
+    """The pair of ancestors where a claimant's path and another project's part."""
 
     mine: Account
     theirs: Account
-    accounts: list[Account]
+
+
+LossKey = tuple[tuple[float, ...], VictimKey]
+Loser = tuple[LossKey, str, Account]
+
+
+def over_ratios(account: Account, theirs: Account, lacking: Sequence[int]) -> tuple[float, ...]:
+    """Over-ratio at each level from the parting down, negated so that the largest comes first."""
+    return tuple(
+        [-max([level.over_ratio(r) for r in lacking]) for level in account.path[theirs.depth :]]
+    )
 
 
 class State:
@@ -89,7 +99,9 @@ class State:
         self._victims: dict[ProjectId, list[Item]] | None = None
         self._on_node: dict[NodeName, list[tuple[Item, Placed]]] | None = None
         self._ceilings: dict[NodeName, tuple[int, int, int, list[int]]] = {}
-        self._sides: dict[ProjectId, list[Side]] = {}
+        self._sides: dict[ProjectId, dict[ProjectId, Side]] = {}
+        self._ranks: dict[tuple[int, ...], dict[Account, Loser]] = {}
+        self._by_root: dict[Account, list[Account]] | None = None
         self._heaps: dict[ProjectId, list[tuple[VictimKey, Item]]] = {}
         self._hosts: dict[tuple[int, int], dict[int, bool]] = {}
         self._kept_places: list[tuple[Item, Replica, Placement]] = []
@@ -415,19 +427,67 @@ class State:
                     until = max(until, placed.replica.started_s + minimum[node_type])
         return until
 
-    def sides_of(self, claimant: Account) -> list[Side]:
-        """Other projects that have victims, by the pair where their paths and this one's part."""
-        sides = self._sides.get(claimant.id)
-        if sides is None:
-            found: dict[Account, Side] = {}
+    def side_of(self, claimant: Account, other: Account) -> Side:
+        """The pair where another project's path and a claimant's part."""
+        known = self._sides.setdefault(claimant.id, {})
+        side = known.get(other.id)
+        if side is None:
+            pair = parting(claimant, other)
+            assert pair is not None
+            side = known[other.id] = Side(*pair)
+        return side
+
+    def losers(self, claimant: Account, lacking: tuple[int, ...]) -> list[Loser]:
+        """Other projects that have victims, those that yield first in front: a heap of lower
+        bounds.
+
+        From outside a tree all see it with the same ratios, so these are kept from one claim to the
+        next.
+        """
+        root = claimant.path[0]
+        ranks = self._ranks.get(lacking)
+        if ranks is None:
+            ranks = self._ranks[lacking] = {}
             for project in self.victims_by_project():
                 account = self.accounts.by_id[project]
-                pair = None if account is claimant else parting(claimant, account)
-                if pair is not None:
-                    mine, theirs = pair
-                    found.setdefault(theirs, Side(mine, theirs, [])).accounts.append(account)
-            sides = self._sides[claimant.id] = list(found.values())
-        return sides
+                self._rank(ranks, lacking, account, account.path[0])
+        heap = [entry for entry in ranks.values() if entry[2].path[0] is not root]
+        inside: dict[Account, Loser] = {}
+        for account in self._accounts_of(root):
+            if parting(claimant, account) is not None:
+                theirs = self.side_of(claimant, account).theirs
+                self._rank(inside, lacking, account, theirs)
+        heap.extend(inside.values())
+        heap.sort()
+        return heap
+
+    def _rank(
+        self,
+        ranks: dict[Account, Loser],
+        lacking: Sequence[int],
+        account: Account,
+        theirs: Account,
+    ) -> None:
+        heap = self.victim_heap(account.id)
+        if heap:
+            key = (over_ratios(account, theirs, lacking), heap[0][0])
+            ranks[account] = (key, account.id, account)
+
+    def _accounts_of(self, root: Account) -> list[Account]:
+        """Projects of a tree that have victims."""
+        if self._by_root is None:
+            self._by_root = {}
+            for project in self.victims_by_project():
+                account = self.accounts.by_id[project]
+                self._by_root.setdefault(account.path[0], []).append(account)
+        return self._by_root.get(root, [])
+
+    def rank_again(self, claimant: Account) -> None:
+        """A claimant's tree holds more than before, so its projects may have to yield earlier."""
+        root = claimant.path[0]
+        for lacking, ranks in self._ranks.items():
+            for account in self._accounts_of(root):
+                self._rank(ranks, lacking, account, root)
 
     def hosts(self, shape: Shape, option: Option) -> Callable[[Room], bool]:
         """Whether a node could host a replica if everything preemptible left it, by node."""
