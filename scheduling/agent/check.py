@@ -1,22 +1,19 @@
 """Whether a person's workload could run a command in a folder, asked before it is accepted.
 
-A process of its own takes the person's view and identity and looks; nothing is started. Run as a
-program, this module reads the question as JSON from its input and writes the answer as JSON.
+A process of its own (`look.py`) takes the person's view and identity and looks; nothing is started.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import os
-import shutil
 import sys
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from scheduling.agent import launch, namespaces
+from scheduling.agent import launch
 from scheduling.agent.protocol import CheckAnswer, CheckRequest, FieldProblem
 
 _REPOSITORY = Path(__file__).resolve().parents[2]
@@ -35,8 +32,9 @@ async def check(site: launch.Site, request: CheckRequest) -> CheckAnswer:
     question = await asyncio.to_thread(_question, site, request)
     process = await asyncio.create_subprocess_exec(
         sys.executable,
+        "-S",
         "-m",
-        "scheduling.agent.check",
+        "scheduling.agent.look",
         cwd=_REPOSITORY,
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
@@ -68,63 +66,3 @@ def _question(site: launch.Site, request: CheckRequest) -> dict[str, Any]:
         "command": request.command[:1],
         "path": launch.search_path(site, where),
     }
-
-
-# ---------------------------------------------------------------- in the process that looks
-
-
-def _become(question: dict[str, Any]) -> None:
-    """Take the person's view and identity (fields of JSON, hence Any)."""
-    if question["use_namespaces"]:
-        namespaces.unshare(namespaces.CLONE_NEWPID)
-        pid = os.fork()
-        if pid:
-            _, status = os.waitpid(pid, 0)
-            os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
-        namespaces.enter(namespaces.view_from(question["view"]))
-    if question["use_identity"]:
-        os.setgroups([question["gid"]])
-        os.setgid(question["gid"])
-        os.setuid(question["uid"])
-
-
-def _problems(question: dict[str, Any]) -> list[FieldProblem]:
-    folder, given = question["folder"], question["working_dir"]
-    if not os.path.isdir(folder):
-        hidden = _is_hidden(folder)
-        return [FieldProblem("working_dir", "not_readable" if hidden else "not_found", given)]
-    try:
-        os.chdir(folder)
-        os.listdir(folder)
-    except OSError:
-        return [FieldProblem("working_dir", "not_readable", given)]
-    return [
-        FieldProblem("command", code, name)
-        for name in question["command"]
-        if (code := _command_problem(name, question["path"]))
-    ]
-
-
-def _is_hidden(folder: str) -> bool:
-    """Whether a part of the path may not be entered, so that nobody can say what lies below."""
-    for parent in reversed(Path(folder).parents):
-        if parent.is_dir() and not os.access(parent, os.X_OK):
-            return True
-    return False
-
-
-def _command_problem(name: str, path: str) -> str:
-    if shutil.which(name, path=path):
-        return ""
-    return "not_executable" if "/" in name and os.path.exists(name) else "not_found"
-
-
-def main() -> None:
-    """Answer the question that comes by standard input."""
-    question = json.load(sys.stdin)
-    _become(question)
-    json.dump([asdict(problem) for problem in _problems(question)], sys.stdout)
-
-
-if __name__ == "__main__":
-    main()

@@ -276,8 +276,7 @@ class Controller:
     async def _report_forever(self) -> None:
         while True:
             await self._report()
-            await asyncio.sleep(self.orchestrator.back_off_s)
-            await _wait(self._changed, REPORT_EVERY_S)
+            await self._pause(self._changed, REPORT_EVERY_S)
 
     async def _report(self) -> None:
         self._changed.clear()
@@ -301,8 +300,16 @@ class Controller:
             if desired is not None and desired.zone == self.options.zone:
                 self.runner.apply(desired)
                 self._changed_soon()
-            await asyncio.sleep(self.orchestrator.back_off_s)
-            await _wait(self._woken, DESIRED_EVERY_S)
+            await self._pause(self._woken, DESIRED_EVERY_S)
+
+    async def _pause(self, event: asyncio.Event, at_most_s: float) -> None:
+        """Wait for an event; while the orchestrator is away, until it is worth trying again."""
+        if back_off_s := self.orchestrator.back_off_s:
+            await asyncio.sleep(back_off_s)
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(at_most_s):
+                await event.wait()
 
     def _changed_soon(self) -> None:
         if self.runner.tick():
@@ -361,12 +368,6 @@ class Controller:
         finally:
             os.umask(previous)
         return listener
-
-
-async def _wait(event: asyncio.Event, at_most_s: float) -> None:
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(at_most_s):
-            await event.wait()
 
 
 @contextlib.contextmanager

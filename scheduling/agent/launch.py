@@ -10,6 +10,7 @@ import json
 import math
 import os
 import re
+import shlex
 import shutil
 import signal
 import threading
@@ -33,6 +34,8 @@ _SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _THREAD_COUNTS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS",
                   "NUMEXPR_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")  # fmt: skip
 _AGENT_CODE = Path(__file__).parent
+# What the machine gives to every new user: settings of the shell.
+_SKELETON = Path("/etc/skel")
 _EXAMPLES = _AGENT_CODE.parent.parent / "docs" / "examples"
 
 
@@ -160,7 +163,10 @@ def _make_home(site: Site, who: Person, home: Path) -> None:
     home.parent.chmod(0o711)
     temporary = home.parent / f".{who.owner}.tmp"
     shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir()
+    if _SKELETON.is_dir():
+        shutil.copytree(_SKELETON, temporary)
+    else:
+        temporary.mkdir()
     if _EXAMPLES.is_dir():
         ignored = shutil.ignore_patterns("__pycache__", ".*")
         shutil.copytree(_EXAMPLES, temporary / "examples", ignore=ignored)
@@ -212,11 +218,12 @@ def _make_owned(site: Site, who: Person, folder: Path) -> None:
 def _write_own_files(site: Site, spec: AttemptSpec, who: Person, own: Path) -> None:
     where = places(site, who, spec.attempt_id)
     devices = {"node": spec.node, "devices": [asdict(device) for device in spec.devices]}
-    python, path = site.workload_python, f"{site.environment / 'bin'}:{where.own / 'bin'}"
+    python = site.workload_python
+    path = shlex.quote(f"{site.environment / 'bin'}:{where.own / 'bin'}")
     script = where.tools / "nvidia_smi.py"
     texts = {
         "devices.json": json.dumps(devices),
-        "profile.sh": f'# Login shells set PATH anew.\nPATH="{path}:$PATH"\nexport PATH\n',
+        "profile.sh": f"# Login shells set PATH anew.\nPATH={path}:$PATH\nexport PATH\n",
         "passwd": _with_line(
             "/etc/passwd", f"{who.owner}:x:{who.uid}:{who.gid}::{where.home}:/bin/bash"
         ),
@@ -224,8 +231,8 @@ def _write_own_files(site: Site, spec: AttemptSpec, who: Person, own: Path) -> N
     }
     if site.is_simulated(spec.node):
         # The limits come from a file of root's, never from the environment.
-        arguments = " ".join(f"'{path}'" for path in (script, where.own / "devices.json"))
-        texts["bin/nvidia-smi"] = f"#!/bin/sh\nexec '{python}' -IS {arguments} \"$@\"\n"
+        command = shlex.join([str(python), "-IS", str(script), str(where.own / "devices.json")])
+        texts["bin/nvidia-smi"] = f'#!/bin/sh\nexec {command} "$@"\n'
     for name, text in texts.items():
         file = own / name
         file.write_text(text)

@@ -69,7 +69,7 @@ class Inventory:
         return any(node.is_simulated for node in self.nodes if node.name == node_name)
 
 
-def find(zone: str, isolation: Isolation, simulated: str) -> Inventory:
+def find(zone: str, isolation: Isolation, simulated: str, nvml: Any = pynvml) -> Inventory:
     """Find what to offer.
 
     Args:
@@ -77,9 +77,10 @@ def find(zone: str, isolation: Isolation, simulated: str) -> Inventory:
         isolation: How workloads are kept apart here.
         simulated: `auto` offers the demonstration's nodes where there is no GPU, `demo` always
             does, `off` offers the machine itself even without one.
+        nvml: NVIDIA's management library; its module has no types, hence Any.
     """
     if simulated != "demo":
-        own = _own_node(isolation)
+        own = _own_node(isolation, nvml)
         if own.nodes[0].devices or simulated == "off":
             return own
     nodes = tuple(_simulated(zone, declared, isolation) for declared in DEMO)
@@ -119,8 +120,8 @@ def node_type(model: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", (named or words or ["gpu"])[0]).strip("-") or "gpu"
 
 
-def _own_node(isolation: Isolation) -> Inventory:
-    devices, files, driver = _nvml_devices()
+def _own_node(isolation: Isolation, nvml: Any) -> Inventory:
+    devices, files, driver = _nvml_devices(nvml)
     kind = node_type(devices[0].model) if devices else "cpu"
     node = NodeReport(
         name=platform.node() or "node",
@@ -144,34 +145,36 @@ def _memory_mib() -> int:
     return 0
 
 
-def _nvml_devices() -> tuple[list[DeviceReport], dict[str, tuple[str, ...]], str]:
+def _nvml_devices(
+    nvml: Any,
+) -> tuple[list[DeviceReport], dict[str, tuple[str, ...]], str]:
     """Devices, their files and the driver's version, as NVML says; nothing without a driver."""
     try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError as error:
+        nvml.nvmlInit()
+    except nvml.NVMLError as error:
         log.info("no NVIDIA devices: %s", error)
         return [], {}, ""
     devices, files = [], {}
     try:
-        driver = str(pynvml.nvmlSystemGetDriverVersion())
-        for index in range(pynvml.nvmlDeviceGetCount()):
-            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-            device = _nvml_device(handle, index)
+        driver = str(nvml.nvmlSystemGetDriverVersion())
+        for index in range(nvml.nvmlDeviceGetCount()):
+            handle = nvml.nvmlDeviceGetHandleByIndex(index)
+            device = _nvml_device(nvml, handle, index)
             devices.append(device)
-            minor = pynvml.nvmlDeviceGetMinorNumber(handle)
+            minor = nvml.nvmlDeviceGetMinorNumber(handle)
             names = (f"nvidia{minor}", *_SHARED_DEVICE_FILES)
             files[device.uuid] = tuple(name for name in names if os.path.exists(f"/dev/{name}"))
     finally:
-        pynvml.nvmlShutdown()
+        nvml.nvmlShutdown()
     return devices, files, driver
 
 
-def _nvml_device(handle: Any, index: int) -> DeviceReport:
-    """One device; pynvml has no types, hence Any."""
-    memory = pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
+def _nvml_device(nvml: Any, handle: Any, index: int) -> DeviceReport:
+    """One device, with the memory that can be used of it."""
+    memory = nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2)
     return DeviceReport(
-        uuid=str(pynvml.nvmlDeviceGetUUID(handle)),
+        uuid=str(nvml.nvmlDeviceGetUUID(handle)),
         index=index,
-        model=str(pynvml.nvmlDeviceGetName(handle)),
+        model=str(nvml.nvmlDeviceGetName(handle)),
         memory_mib=(memory.total - memory.reserved) // _MIB,
     )

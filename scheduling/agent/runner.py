@@ -5,6 +5,7 @@ The desired state goes in, processes and reports come out. Calling anything twic
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import shutil
 import time
@@ -220,10 +221,15 @@ class Runner:
 
     async def look_for_answers(self) -> None:
         """Find sessions that have begun to answer."""
-        for session in self.sessions():
-            attempt = self.attempts[session.attempt_id]
-            if not attempt.is_ready and await jupyter.answers(session.socket, session.base_url):
-                attempt.is_ready = True
+        waiting = [
+            session for session in self.sessions() if not self.attempts[session.attempt_id].is_ready
+        ]
+        found = await asyncio.gather(
+            *(jupyter.answers(session.socket, session.base_url) for session in waiting)
+        )
+        for session, is_ready in zip(waiting, found, strict=True):
+            if attempt := self.attempts.get(session.attempt_id):
+                attempt.is_ready = is_ready
 
     def log_path(self, attempt_id: str) -> Path | None:
         """An attempt's log, settled or not."""

@@ -22,6 +22,11 @@ TOKEN = "a-token-for-tests"
 PATIENCE_S = 60.0
 
 
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, *_arguments: object) -> None:
+        """An agent that is killed breaks off its requests."""
+
+
 class Orchestrator:
     """Serves desired state at 127.0.0.1, keeps reports and samples."""
 
@@ -32,7 +37,7 @@ class Orchestrator:
         self.batches: list[SampleBatch] = []
         self.is_away = False
         self._heard = threading.Condition()
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
+        self._server = _Server(("127.0.0.1", 0), self._handler())
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,))
         self._thread.start()
 

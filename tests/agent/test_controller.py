@@ -216,7 +216,7 @@ def test_work_goes_on_while_the_orchestrator_is_away(
     before = orchestrator.seen(wanted)
     orchestrator.is_away = True
     num_reports = len(orchestrator.reports)
-    orchestrator.until(lambda: len(orchestrator.reports) > num_reports + 1)
+    orchestrator.until(lambda: len(orchestrator.reports) > num_reports)
     orchestrator.is_away = False
     num_reports = len(orchestrator.reports)
     orchestrator.until(lambda: len(orchestrator.reports) > num_reports)

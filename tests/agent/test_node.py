@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -53,6 +54,50 @@ def test_the_machine_itself_is_offered_on_demand() -> None:
     assert offered[0].memory_mib > 0
     assert not offered[0].is_isolated
     assert "cgroup" in offered[0].isolation_note
+
+
+class FakeNvml:
+    """Two T4s, as the driver's library tells of them."""
+
+    NVMLError = RuntimeError
+    nvmlMemory_v2 = 2
+
+    def nvmlInit(self) -> None: ...
+    def nvmlShutdown(self) -> None: ...
+    def nvmlSystemGetDriverVersion(self) -> str:
+        return "580.95.05"
+
+    def nvmlDeviceGetCount(self) -> int:
+        return 2
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
+        return index
+
+    def nvmlDeviceGetMinorNumber(self, handle: int) -> int:
+        return 1 - handle
+
+    def nvmlDeviceGetMemoryInfo(self, _handle: int, version: int) -> SimpleNamespace:
+        assert version == 2
+        return SimpleNamespace(total=15360 * 2**20, reserved=443 * 2**20)
+
+    def nvmlDeviceGetUUID(self, handle: int) -> str:
+        return f"GPU-{handle}"
+
+    def nvmlDeviceGetName(self, _handle: int) -> str:
+        return "Tesla T4"
+
+
+def test_real_devices_are_offered_with_their_usable_memory() -> None:
+    found = node.find("a", ALONE, "auto", FakeNvml())
+    [offered] = found.nodes
+    assert not offered.is_simulated
+    assert offered.labels == {node.NODE_TYPE_LABEL: "t4"}
+    assert [(each.uuid, each.memory_mib) for each in offered.devices] == [
+        ("GPU-0", 14_917),
+        ("GPU-1", 14_917),
+    ]
+    assert (offered.driver, offered.fraction_mechanism) == ("580.95.05", "none")
+    assert set(found.device_files) == {"GPU-0", "GPU-1"}
 
 
 def test_people_and_projects_have_numbers_and_unsafe_names_stand_ins() -> None:
