@@ -10,406 +10,989 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-
     initial = True
 
     dependencies = [
-        ('projects', '0001_initial'),
+        ("projects", "0001_initial"),
         migrations.swappable_dependency(settings.AUTH_USER_MODEL),
     ]
 
     operations = [
         migrations.CreateModel(
-            name='Attempt',
+            name="Attempt",
             fields=[
-                ('id', models.UUIDField(default=uuid.uuid4, editable=False, primary_key=True, serialize=False)),
-                ('number', models.PositiveIntegerField()),
-                ('phase', models.CharField(choices=[('starting', 'Starting'), ('running', 'Running'), ('saving', 'Saving'), ('stopping', 'Stopping'), ('ended', 'Ended')], default='starting', max_length=16)),
-                ('goal', models.CharField(choices=[('run', 'Run'), ('checkpoint', 'Checkpoint'), ('evict', 'Evict'), ('stop', 'Stop')], default='run', max_length=16)),
-                ('goal_detail', models.CharField(blank=True, max_length=500)),
-                ('goal_at', models.DateTimeField(blank=True, null=True)),
-                ('is_ready', models.BooleanField(default=False)),
-                ('placed_at', models.DateTimeField()),
-                ('started_at', models.DateTimeField(blank=True, null=True)),
-                ('ready_at', models.DateTimeField(blank=True, null=True)),
-                ('ended_at', models.DateTimeField(blank=True, null=True)),
-                ('exit_code', models.IntegerField(blank=True, null=True)),
-                ('exit_cause', models.CharField(blank=True, max_length=32)),
-                ('error', models.TextField(blank=True)),
-                ('last_lines', django.contrib.postgres.fields.ArrayField(base_field=models.TextField(), blank=True, default=list, size=None)),
-                ('peak_memory_mib', models.PositiveIntegerField(blank=True, null=True)),
-                ('memory_limit_mib', models.PositiveIntegerField(blank=True, null=True)),
-                ('cpu_limit_milli', models.PositiveIntegerField(blank=True, null=True)),
-                ('lost_progress_s', models.FloatField(blank=True, null=True)),
+                (
+                    "id",
+                    models.UUIDField(
+                        default=uuid.uuid4, editable=False, primary_key=True, serialize=False
+                    ),
+                ),
+                ("number", models.PositiveIntegerField()),
+                (
+                    "phase",
+                    models.CharField(
+                        choices=[
+                            ("starting", "Starting"),
+                            ("running", "Running"),
+                            ("saving", "Saving"),
+                            ("stopping", "Stopping"),
+                            ("ended", "Ended"),
+                        ],
+                        default="starting",
+                        max_length=16,
+                    ),
+                ),
+                (
+                    "goal",
+                    models.CharField(
+                        choices=[
+                            ("run", "Run"),
+                            ("checkpoint", "Checkpoint"),
+                            ("evict", "Evict"),
+                            ("stop", "Stop"),
+                        ],
+                        default="run",
+                        max_length=16,
+                    ),
+                ),
+                ("goal_detail", models.CharField(blank=True, max_length=500)),
+                ("goal_at", models.DateTimeField(blank=True, null=True)),
+                ("is_ready", models.BooleanField(default=False)),
+                ("placed_at", models.DateTimeField()),
+                ("started_at", models.DateTimeField(blank=True, null=True)),
+                ("ready_at", models.DateTimeField(blank=True, null=True)),
+                ("ended_at", models.DateTimeField(blank=True, null=True)),
+                ("exit_code", models.IntegerField(blank=True, null=True)),
+                ("exit_cause", models.CharField(blank=True, max_length=32)),
+                ("error", models.TextField(blank=True)),
+                (
+                    "last_lines",
+                    django.contrib.postgres.fields.ArrayField(
+                        base_field=models.TextField(), blank=True, default=list, size=None
+                    ),
+                ),
+                ("peak_memory_mib", models.PositiveIntegerField(blank=True, null=True)),
+                ("memory_limit_mib", models.PositiveIntegerField(blank=True, null=True)),
+                ("cpu_limit_milli", models.PositiveIntegerField(blank=True, null=True)),
+                ("lost_progress_s", models.FloatField(blank=True, null=True)),
             ],
             options={
-                'ordering': ('workload', 'number'),
+                "ordering": ("workload", "number"),
             },
         ),
         migrations.CreateModel(
-            name='CycleRecord',
+            name="CycleRecord",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('started_at', models.DateTimeField(db_index=True)),
-                ('snapshot_s', models.FloatField()),
-                ('plan_s', models.FloatField()),
-                ('record_s', models.FloatField()),
-                ('scenario', models.JSONField()),
-                ('decisions', models.JSONField()),
-                ('numbers', models.JSONField()),
-                ('outcome', models.CharField(max_length=16)),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("started_at", models.DateTimeField(db_index=True)),
+                ("snapshot_s", models.FloatField()),
+                ("plan_s", models.FloatField()),
+                ("record_s", models.FloatField()),
+                ("scenario", models.JSONField()),
+                ("decisions", models.JSONField()),
+                ("numbers", models.JSONField()),
+                ("outcome", models.CharField(max_length=16)),
             ],
             options={
-                'ordering': ('-started_at',),
+                "ordering": ("-started_at",),
             },
         ),
         migrations.CreateModel(
-            name='Zone',
+            name="Zone",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('name', models.CharField(max_length=40, unique=True, validators=[django.core.validators.RegexValidator('^[a-z][a-z0-9-]{1,39}$', code='invalid_name', message='Use 2 to 40 characters: a to z, 0 to 9 and hyphens, beginning with a letter.')])),
-                ('token_hash', models.CharField(max_length=64)),
-                ('relay_url', models.CharField(blank=True, max_length=200)),
-                ('relay_secret', models.CharField(blank=True, max_length=100)),
-                ('last_report_at', models.DateTimeField(blank=True, null=True)),
-                ('clock_skew_s', models.FloatField(default=0.0)),
-                ('is_stopping', models.BooleanField(default=False)),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                (
+                    "name",
+                    models.CharField(
+                        max_length=40,
+                        unique=True,
+                        validators=[
+                            django.core.validators.RegexValidator(
+                                "^[a-z][a-z0-9-]{1,39}$",
+                                code="invalid_name",
+                                message="Use 2 to 40 characters: a to z, 0 to 9 and hyphens, beginning with a letter.",
+                            )
+                        ],
+                    ),
+                ),
+                ("token_hash", models.CharField(max_length=64)),
+                ("relay_url", models.CharField(blank=True, max_length=200)),
+                ("relay_secret", models.CharField(blank=True, max_length=100)),
+                ("last_report_at", models.DateTimeField(blank=True, null=True)),
+                ("clock_skew_s", models.FloatField(default=0.0)),
+                ("is_stopping", models.BooleanField(default=False)),
             ],
         ),
         migrations.CreateModel(
-            name='Checkpoint',
+            name="Checkpoint",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('key', models.CharField(max_length=200)),
-                ('step', models.BigIntegerField(blank=True, null=True)),
-                ('saved_at', models.DateTimeField()),
-                ('size_bytes', models.BigIntegerField()),
-                ('sha256', models.CharField(max_length=64)),
-                ('is_kept', models.BooleanField(default=True)),
-                ('attempt', models.ForeignKey(null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='checkpoints', to='scheduling.attempt')),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("key", models.CharField(max_length=200)),
+                ("step", models.BigIntegerField(blank=True, null=True)),
+                ("saved_at", models.DateTimeField()),
+                ("size_bytes", models.BigIntegerField()),
+                ("sha256", models.CharField(max_length=64)),
+                ("is_kept", models.BooleanField(default=True)),
+                (
+                    "attempt",
+                    models.ForeignKey(
+                        null=True,
+                        on_delete=django.db.models.deletion.SET_NULL,
+                        related_name="checkpoints",
+                        to="scheduling.attempt",
+                    ),
+                ),
             ],
             options={
-                'ordering': ('-saved_at',),
+                "ordering": ("-saved_at",),
             },
         ),
         migrations.AddField(
-            model_name='attempt',
-            name='resumed_from',
-            field=models.ForeignKey(blank=True, null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='+', to='scheduling.checkpoint'),
+            model_name="attempt",
+            name="resumed_from",
+            field=models.ForeignKey(
+                blank=True,
+                null=True,
+                on_delete=django.db.models.deletion.SET_NULL,
+                related_name="+",
+                to="scheduling.checkpoint",
+            ),
         ),
         migrations.CreateModel(
-            name='Node',
+            name="Node",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('name', models.CharField(max_length=63, unique=True)),
-                ('labels', models.JSONField(default=dict)),
-                ('cpu_milli', models.PositiveIntegerField()),
-                ('memory_mib', models.PositiveIntegerField()),
-                ('state', models.CharField(choices=[('ready', 'Ready'), ('cordoned', 'Cordoned'), ('lost', 'Lost')], default='ready', max_length=16)),
-                ('is_simulated', models.BooleanField(default=False)),
-                ('is_isolated', models.BooleanField(default=False)),
-                ('isolation_note', models.CharField(blank=True, max_length=500)),
-                ('fraction_mechanism', models.CharField(blank=True, max_length=200)),
-                ('driver', models.CharField(blank=True, max_length=40)),
-                ('last_report_at', models.DateTimeField(blank=True, null=True)),
-                ('node_type', models.ForeignKey(blank=True, null=True, on_delete=django.db.models.deletion.PROTECT, related_name='nodes', to='projects.nodetype')),
-                ('zone', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='nodes', to='scheduling.zone')),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("name", models.CharField(max_length=63, unique=True)),
+                ("labels", models.JSONField(default=dict)),
+                ("cpu_milli", models.PositiveIntegerField()),
+                ("memory_mib", models.PositiveIntegerField()),
+                (
+                    "state",
+                    models.CharField(
+                        choices=[("ready", "Ready"), ("cordoned", "Cordoned"), ("lost", "Lost")],
+                        default="ready",
+                        max_length=16,
+                    ),
+                ),
+                ("is_simulated", models.BooleanField(default=False)),
+                ("is_isolated", models.BooleanField(default=False)),
+                ("isolation_note", models.CharField(blank=True, max_length=500)),
+                ("fraction_mechanism", models.CharField(blank=True, max_length=200)),
+                ("driver", models.CharField(blank=True, max_length=40)),
+                ("last_report_at", models.DateTimeField(blank=True, null=True)),
+                (
+                    "node_type",
+                    models.ForeignKey(
+                        blank=True,
+                        null=True,
+                        on_delete=django.db.models.deletion.PROTECT,
+                        related_name="nodes",
+                        to="projects.nodetype",
+                    ),
+                ),
+                (
+                    "zone",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.PROTECT,
+                        related_name="nodes",
+                        to="scheduling.zone",
+                    ),
+                ),
             ],
             options={
-                'ordering': ('name',),
+                "ordering": ("name",),
             },
         ),
         migrations.CreateModel(
-            name='Device',
+            name="Device",
             fields=[
-                ('uuid', models.CharField(max_length=64, primary_key=True, serialize=False)),
-                ('index', models.PositiveSmallIntegerField()),
-                ('model', models.CharField(max_length=80)),
-                ('memory_mib', models.PositiveIntegerField()),
-                ('allocated_milli', models.PositiveIntegerField(default=0)),
-                ('is_healthy', models.BooleanField(default=True)),
-                ('node', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='devices', to='scheduling.node')),
+                ("uuid", models.CharField(max_length=64, primary_key=True, serialize=False)),
+                ("index", models.PositiveSmallIntegerField()),
+                ("model", models.CharField(max_length=80)),
+                ("memory_mib", models.PositiveIntegerField()),
+                ("allocated_milli", models.PositiveIntegerField(default=0)),
+                ("is_healthy", models.BooleanField(default=True)),
+                (
+                    "node",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="devices",
+                        to="scheduling.node",
+                    ),
+                ),
             ],
             options={
-                'ordering': ('node', 'index'),
+                "ordering": ("node", "index"),
             },
         ),
         migrations.AddField(
-            model_name='attempt',
-            name='node',
-            field=models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='attempts', to='scheduling.node'),
+            model_name="attempt",
+            name="node",
+            field=models.ForeignKey(
+                on_delete=django.db.models.deletion.PROTECT,
+                related_name="attempts",
+                to="scheduling.node",
+            ),
         ),
         migrations.CreateModel(
-            name='ProjectUsage',
+            name="ProjectUsage",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('resource', models.CharField(max_length=60)),
-                ('quota', models.BigIntegerField(null=True)),
-                ('limit', models.BigIntegerField(null=True)),
-                ('fair_share', models.BigIntegerField()),
-                ('requested', models.BigIntegerField()),
-                ('allocated', models.BigIntegerField()),
-                ('non_preemptible', models.BigIntegerField()),
-                ('project', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='usage', to='projects.project')),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("resource", models.CharField(max_length=60)),
+                ("quota", models.BigIntegerField(null=True)),
+                ("limit", models.BigIntegerField(null=True)),
+                ("fair_share", models.BigIntegerField()),
+                ("requested", models.BigIntegerField()),
+                ("allocated", models.BigIntegerField()),
+                ("non_preemptible", models.BigIntegerField()),
+                (
+                    "project",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="usage",
+                        to="projects.project",
+                    ),
+                ),
             ],
         ),
         migrations.CreateModel(
-            name='Workload',
+            name="Workload",
             fields=[
-                ('id', models.UUIDField(default=uuid.uuid4, editable=False, primary_key=True, serialize=False)),
-                ('name', models.CharField(max_length=40, validators=[django.core.validators.RegexValidator('^[a-z][a-z0-9-]{1,39}$', code='invalid_name', message='Use 2 to 40 characters: a to z, 0 to 9 and hyphens, beginning with a letter.')], verbose_name='name')),
-                ('kind', models.CharField(choices=[('interactive', 'session'), ('training', 'training')], max_length=16)),
-                ('template_name', models.CharField(blank=True, max_length=80)),
-                ('request_id', models.UUIDField(default=uuid.uuid4, editable=False, unique=True)),
-                ('command', django.contrib.postgres.fields.ArrayField(base_field=models.CharField(max_length=4000), blank=True, default=list, size=None)),
-                ('working_dir', models.CharField(blank=True, max_length=1000)),
-                ('env', models.JSONField(blank=True, default=dict)),
-                ('num_devices', models.PositiveSmallIntegerField(default=0)),
-                ('gpu_milli', models.PositiveIntegerField(blank=True, null=True)),
-                ('gpu_memory_mib', models.PositiveIntegerField(blank=True, null=True)),
-                ('cpu_milli', models.PositiveIntegerField()),
-                ('memory_mib', models.PositiveIntegerField()),
-                ('node_types', django.contrib.postgres.fields.ArrayField(base_field=models.CharField(max_length=40), default=list, size=None)),
-                ('priority', models.PositiveSmallIntegerField(choices=[(10, 'very low'), (30, 'low'), (50, 'medium'), (70, 'high'), (90, 'very high')], default=50)),
-                ('is_preemptible', models.BooleanField()),
-                ('checkpoint_mode', models.CharField(choices=[('none', 'none'), ('signal', 'by signal'), ('command', 'by command')], default='signal', max_length=16)),
-                ('checkpoint_signal', models.CharField(default='SIGUSR1', max_length=16)),
-                ('checkpoint_command', models.CharField(blank=True, max_length=1000)),
-                ('checkpoint_path', models.CharField(default='checkpoints', max_length=200)),
-                ('checkpoint_every_s', models.PositiveIntegerField(blank=True, null=True)),
-                ('grace_s', models.PositiveSmallIntegerField(default=60)),
-                ('backoff_limit', models.PositiveSmallIntegerField(default=3)),
-                ('session_secret', models.CharField(default=scheduling.models.new_session_secret, editable=False, max_length=64)),
-                ('phase', models.CharField(choices=[('queued', 'Queued'), ('starting', 'Starting'), ('running', 'Running'), ('checkpointing', 'Saving'), ('preempted', 'Preempted'), ('stopping', 'Stopping'), ('stopped', 'Stopped'), ('completed', 'Completed'), ('failed', 'Failed'), ('lost', 'Lost')], default='queued', max_length=16)),
-                ('phase_changed_at', models.DateTimeField()),
-                ('generation', models.PositiveIntegerField(default=1)),
-                ('submitted_at', models.DateTimeField()),
-                ('ended_at', models.DateTimeField(blank=True, null=True)),
-                ('reason', models.JSONField(blank=True, default=dict)),
-                ('reason_at', models.DateTimeField(blank=True, null=True)),
-                ('queue_position', models.PositiveIntegerField(blank=True, null=True)),
-                ('queue_length', models.PositiveIntegerField(blank=True, null=True)),
-                ('num_failures', models.PositiveSmallIntegerField(default=0)),
-                ('num_preemptions', models.PositiveIntegerField(default=0)),
-                ('not_before', models.DateTimeField(blank=True, null=True)),
-                ('is_borrowing', models.BooleanField(default=False)),
-                ('claimant', models.ForeignKey(blank=True, null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='victims', to='scheduling.workload')),
-                ('current', models.ForeignKey(blank=True, null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='+', to='scheduling.attempt')),
-                ('node', models.ForeignKey(blank=True, null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='+', to='scheduling.node')),
-                ('node_type', models.ForeignKey(blank=True, null=True, on_delete=django.db.models.deletion.PROTECT, related_name='+', to='projects.nodetype')),
-                ('owner', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='workloads', to=settings.AUTH_USER_MODEL)),
-                ('project', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='workloads', to='projects.project')),
+                (
+                    "id",
+                    models.UUIDField(
+                        default=uuid.uuid4, editable=False, primary_key=True, serialize=False
+                    ),
+                ),
+                (
+                    "name",
+                    models.CharField(
+                        max_length=40,
+                        validators=[
+                            django.core.validators.RegexValidator(
+                                "^[a-z][a-z0-9-]{1,39}$",
+                                code="invalid_name",
+                                message="Use 2 to 40 characters: a to z, 0 to 9 and hyphens, beginning with a letter.",
+                            )
+                        ],
+                        verbose_name="name",
+                    ),
+                ),
+                (
+                    "kind",
+                    models.CharField(
+                        choices=[("interactive", "session"), ("training", "training")],
+                        max_length=16,
+                    ),
+                ),
+                ("template_name", models.CharField(blank=True, max_length=80)),
+                ("request_id", models.UUIDField(default=uuid.uuid4, editable=False, unique=True)),
+                (
+                    "command",
+                    django.contrib.postgres.fields.ArrayField(
+                        base_field=models.CharField(max_length=4000),
+                        blank=True,
+                        default=list,
+                        size=None,
+                    ),
+                ),
+                ("working_dir", models.CharField(blank=True, max_length=1000)),
+                ("env", models.JSONField(blank=True, default=dict)),
+                ("num_devices", models.PositiveSmallIntegerField(default=0)),
+                ("gpu_milli", models.PositiveIntegerField(blank=True, null=True)),
+                ("gpu_memory_mib", models.PositiveIntegerField(blank=True, null=True)),
+                ("cpu_milli", models.PositiveIntegerField()),
+                ("memory_mib", models.PositiveIntegerField()),
+                (
+                    "node_types",
+                    django.contrib.postgres.fields.ArrayField(
+                        base_field=models.CharField(max_length=40), default=list, size=None
+                    ),
+                ),
+                (
+                    "priority",
+                    models.PositiveSmallIntegerField(
+                        choices=[
+                            (10, "very low"),
+                            (30, "low"),
+                            (50, "medium"),
+                            (70, "high"),
+                            (90, "very high"),
+                        ],
+                        default=50,
+                    ),
+                ),
+                ("is_preemptible", models.BooleanField()),
+                (
+                    "checkpoint_mode",
+                    models.CharField(
+                        choices=[
+                            ("none", "none"),
+                            ("signal", "by signal"),
+                            ("command", "by command"),
+                        ],
+                        default="signal",
+                        max_length=16,
+                    ),
+                ),
+                ("checkpoint_signal", models.CharField(default="SIGUSR1", max_length=16)),
+                ("checkpoint_command", models.CharField(blank=True, max_length=1000)),
+                ("checkpoint_path", models.CharField(default="checkpoints", max_length=200)),
+                ("checkpoint_every_s", models.PositiveIntegerField(blank=True, null=True)),
+                ("grace_s", models.PositiveSmallIntegerField(default=60)),
+                ("backoff_limit", models.PositiveSmallIntegerField(default=3)),
+                (
+                    "session_secret",
+                    models.CharField(
+                        default=scheduling.models.new_session_secret, editable=False, max_length=64
+                    ),
+                ),
+                (
+                    "phase",
+                    models.CharField(
+                        choices=[
+                            ("queued", "Queued"),
+                            ("starting", "Starting"),
+                            ("running", "Running"),
+                            ("checkpointing", "Saving"),
+                            ("preempted", "Preempted"),
+                            ("stopping", "Stopping"),
+                            ("stopped", "Stopped"),
+                            ("completed", "Completed"),
+                            ("failed", "Failed"),
+                            ("lost", "Lost"),
+                        ],
+                        default="queued",
+                        max_length=16,
+                    ),
+                ),
+                ("phase_changed_at", models.DateTimeField()),
+                ("generation", models.PositiveIntegerField(default=1)),
+                ("submitted_at", models.DateTimeField()),
+                ("ended_at", models.DateTimeField(blank=True, null=True)),
+                ("reason", models.JSONField(blank=True, default=dict)),
+                ("reason_at", models.DateTimeField(blank=True, null=True)),
+                ("queue_position", models.PositiveIntegerField(blank=True, null=True)),
+                ("queue_length", models.PositiveIntegerField(blank=True, null=True)),
+                ("num_failures", models.PositiveSmallIntegerField(default=0)),
+                ("num_preemptions", models.PositiveIntegerField(default=0)),
+                ("not_before", models.DateTimeField(blank=True, null=True)),
+                ("is_borrowing", models.BooleanField(default=False)),
+                (
+                    "claimant",
+                    models.ForeignKey(
+                        blank=True,
+                        null=True,
+                        on_delete=django.db.models.deletion.SET_NULL,
+                        related_name="victims",
+                        to="scheduling.workload",
+                    ),
+                ),
+                (
+                    "current",
+                    models.ForeignKey(
+                        blank=True,
+                        null=True,
+                        on_delete=django.db.models.deletion.SET_NULL,
+                        related_name="+",
+                        to="scheduling.attempt",
+                    ),
+                ),
+                (
+                    "node",
+                    models.ForeignKey(
+                        blank=True,
+                        null=True,
+                        on_delete=django.db.models.deletion.SET_NULL,
+                        related_name="+",
+                        to="scheduling.node",
+                    ),
+                ),
+                (
+                    "node_type",
+                    models.ForeignKey(
+                        blank=True,
+                        null=True,
+                        on_delete=django.db.models.deletion.PROTECT,
+                        related_name="+",
+                        to="projects.nodetype",
+                    ),
+                ),
+                (
+                    "owner",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.PROTECT,
+                        related_name="workloads",
+                        to=settings.AUTH_USER_MODEL,
+                    ),
+                ),
+                (
+                    "project",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.PROTECT,
+                        related_name="workloads",
+                        to="projects.project",
+                    ),
+                ),
             ],
             options={
-                'ordering': ('-submitted_at', 'id'),
+                "ordering": ("-submitted_at", "id"),
             },
         ),
         migrations.CreateModel(
-            name='Wait',
+            name="Wait",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('started_at', models.DateTimeField()),
-                ('ended_at', models.DateTimeField(blank=True, null=True)),
-                ('cause', models.CharField(max_length=32)),
-                ('details', models.JSONField(blank=True, default=dict)),
-                ('claimant', models.ForeignKey(blank=True, null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='+', to='scheduling.workload')),
-                ('workload', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='waits', to='scheduling.workload')),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("started_at", models.DateTimeField()),
+                ("ended_at", models.DateTimeField(blank=True, null=True)),
+                ("cause", models.CharField(max_length=32)),
+                ("details", models.JSONField(blank=True, default=dict)),
+                (
+                    "claimant",
+                    models.ForeignKey(
+                        blank=True,
+                        null=True,
+                        on_delete=django.db.models.deletion.SET_NULL,
+                        related_name="+",
+                        to="scheduling.workload",
+                    ),
+                ),
+                (
+                    "workload",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="waits",
+                        to="scheduling.workload",
+                    ),
+                ),
             ],
             options={
-                'ordering': ('started_at',),
+                "ordering": ("started_at",),
             },
         ),
         migrations.CreateModel(
-            name='Event',
+            name="Event",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('at', models.DateTimeField()),
-                ('code', models.CharField(max_length=40)),
-                ('phase', models.CharField(choices=[('queued', 'Queued'), ('starting', 'Starting'), ('running', 'Running'), ('checkpointing', 'Saving'), ('preempted', 'Preempted'), ('stopping', 'Stopping'), ('stopped', 'Stopped'), ('completed', 'Completed'), ('failed', 'Failed'), ('lost', 'Lost')], max_length=16)),
-                ('details', models.JSONField(blank=True, default=dict)),
-                ('actor', models.ForeignKey(blank=True, null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='+', to=settings.AUTH_USER_MODEL)),
-                ('attempt', models.ForeignKey(blank=True, null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='+', to='scheduling.attempt')),
-                ('workload', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='events', to='scheduling.workload')),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("at", models.DateTimeField()),
+                ("code", models.CharField(max_length=40)),
+                (
+                    "phase",
+                    models.CharField(
+                        choices=[
+                            ("queued", "Queued"),
+                            ("starting", "Starting"),
+                            ("running", "Running"),
+                            ("checkpointing", "Saving"),
+                            ("preempted", "Preempted"),
+                            ("stopping", "Stopping"),
+                            ("stopped", "Stopped"),
+                            ("completed", "Completed"),
+                            ("failed", "Failed"),
+                            ("lost", "Lost"),
+                        ],
+                        max_length=16,
+                    ),
+                ),
+                ("details", models.JSONField(blank=True, default=dict)),
+                (
+                    "actor",
+                    models.ForeignKey(
+                        blank=True,
+                        null=True,
+                        on_delete=django.db.models.deletion.SET_NULL,
+                        related_name="+",
+                        to=settings.AUTH_USER_MODEL,
+                    ),
+                ),
+                (
+                    "attempt",
+                    models.ForeignKey(
+                        blank=True,
+                        null=True,
+                        on_delete=django.db.models.deletion.SET_NULL,
+                        related_name="+",
+                        to="scheduling.attempt",
+                    ),
+                ),
+                (
+                    "workload",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="events",
+                        to="scheduling.workload",
+                    ),
+                ),
             ],
             options={
-                'ordering': ('at', 'id'),
+                "ordering": ("at", "id"),
             },
         ),
         migrations.CreateModel(
-            name='DeviceHold',
+            name="DeviceHold",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('device_indices', django.contrib.postgres.fields.ArrayField(base_field=models.PositiveSmallIntegerField(), blank=True, default=list, size=None)),
-                ('milli_per_device', models.PositiveIntegerField(default=0)),
-                ('created_at', models.DateTimeField()),
-                ('expires_at', models.DateTimeField()),
-                ('node', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='+', to='scheduling.node')),
-                ('workload', models.OneToOneField(on_delete=django.db.models.deletion.CASCADE, related_name='hold', to='scheduling.workload')),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                (
+                    "device_indices",
+                    django.contrib.postgres.fields.ArrayField(
+                        base_field=models.PositiveSmallIntegerField(),
+                        blank=True,
+                        default=list,
+                        size=None,
+                    ),
+                ),
+                ("milli_per_device", models.PositiveIntegerField(default=0)),
+                ("created_at", models.DateTimeField()),
+                ("expires_at", models.DateTimeField()),
+                (
+                    "node",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="+",
+                        to="scheduling.node",
+                    ),
+                ),
+                (
+                    "workload",
+                    models.OneToOneField(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="hold",
+                        to="scheduling.workload",
+                    ),
+                ),
             ],
         ),
         migrations.AddField(
-            model_name='checkpoint',
-            name='workload',
-            field=models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='checkpoints', to='scheduling.workload'),
+            model_name="checkpoint",
+            name="workload",
+            field=models.ForeignKey(
+                on_delete=django.db.models.deletion.CASCADE,
+                related_name="checkpoints",
+                to="scheduling.workload",
+            ),
         ),
         migrations.AddField(
-            model_name='attempt',
-            name='workload',
-            field=models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='attempts', to='scheduling.workload'),
+            model_name="attempt",
+            name="workload",
+            field=models.ForeignKey(
+                on_delete=django.db.models.deletion.CASCADE,
+                related_name="attempts",
+                to="scheduling.workload",
+            ),
         ),
         migrations.CreateModel(
-            name='Allocation',
+            name="Allocation",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('gpu_milli', models.PositiveIntegerField(default=0)),
-                ('cpu_milli', models.PositiveIntegerField()),
-                ('memory_mib', models.PositiveIntegerField()),
-                ('is_borrowed', models.BooleanField(default=False)),
-                ('started_at', models.DateTimeField()),
-                ('ended_at', models.DateTimeField(blank=True, null=True)),
-                ('project', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='+', to='projects.project')),
-                ('attempt', models.OneToOneField(on_delete=django.db.models.deletion.CASCADE, related_name='allocation', to='scheduling.attempt')),
-                ('node', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='allocations', to='scheduling.node')),
-                ('workload', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='allocations', to='scheduling.workload')),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("gpu_milli", models.PositiveIntegerField(default=0)),
+                ("cpu_milli", models.PositiveIntegerField()),
+                ("memory_mib", models.PositiveIntegerField()),
+                ("is_borrowed", models.BooleanField(default=False)),
+                ("started_at", models.DateTimeField()),
+                ("ended_at", models.DateTimeField(blank=True, null=True)),
+                (
+                    "project",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.PROTECT,
+                        related_name="+",
+                        to="projects.project",
+                    ),
+                ),
+                (
+                    "attempt",
+                    models.OneToOneField(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="allocation",
+                        to="scheduling.attempt",
+                    ),
+                ),
+                (
+                    "node",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.PROTECT,
+                        related_name="allocations",
+                        to="scheduling.node",
+                    ),
+                ),
+                (
+                    "workload",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="allocations",
+                        to="scheduling.workload",
+                    ),
+                ),
             ],
         ),
         migrations.CreateModel(
-            name='Command',
+            name="Command",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('kind', models.CharField(max_length=32)),
-                ('key', models.CharField(max_length=200, unique=True)),
-                ('created_at', models.DateTimeField()),
-                ('available_at', models.DateTimeField()),
-                ('claimed_until', models.DateTimeField(blank=True, null=True)),
-                ('num_tries', models.PositiveSmallIntegerField(default=0)),
-                ('done_at', models.DateTimeField(blank=True, null=True)),
-                ('is_dead', models.BooleanField(default=False)),
-                ('last_error', models.TextField(blank=True)),
-                ('workload', models.ForeignKey(blank=True, null=True, on_delete=django.db.models.deletion.CASCADE, related_name='+', to='scheduling.workload')),
-                ('zone', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='commands', to='scheduling.zone')),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("kind", models.CharField(max_length=32)),
+                ("key", models.CharField(max_length=200, unique=True)),
+                ("created_at", models.DateTimeField()),
+                ("available_at", models.DateTimeField()),
+                ("claimed_until", models.DateTimeField(blank=True, null=True)),
+                ("num_tries", models.PositiveSmallIntegerField(default=0)),
+                ("done_at", models.DateTimeField(blank=True, null=True)),
+                ("is_dead", models.BooleanField(default=False)),
+                ("last_error", models.TextField(blank=True)),
+                (
+                    "workload",
+                    models.ForeignKey(
+                        blank=True,
+                        null=True,
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="+",
+                        to="scheduling.workload",
+                    ),
+                ),
+                (
+                    "zone",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="commands",
+                        to="scheduling.zone",
+                    ),
+                ),
             ],
         ),
         migrations.CreateModel(
-            name='DeviceAllocation',
+            name="DeviceAllocation",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('gpu_milli', models.PositiveIntegerField()),
-                ('memory_mib', models.PositiveIntegerField()),
-                ('is_open', models.BooleanField(default=True)),
-                ('allocation', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='devices', to='scheduling.allocation')),
-                ('device', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='allocations', to='scheduling.device')),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("gpu_milli", models.PositiveIntegerField()),
+                ("memory_mib", models.PositiveIntegerField()),
+                ("is_open", models.BooleanField(default=True)),
+                (
+                    "allocation",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="devices",
+                        to="scheduling.allocation",
+                    ),
+                ),
+                (
+                    "device",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.PROTECT,
+                        related_name="allocations",
+                        to="scheduling.device",
+                    ),
+                ),
             ],
             options={
-                'constraints': [models.CheckConstraint(condition=models.Q(('gpu_milli__gte', 1), ('gpu_milli__lte', 1000)), name='device_allocation_range'), models.UniqueConstraint(fields=('allocation', 'device'), name='device_allocation_unique'), models.UniqueConstraint(condition=models.Q(('gpu_milli', 1000), ('is_open', True)), fields=('device',), name='device_whole_given_once')],
+                "constraints": [
+                    models.CheckConstraint(
+                        condition=models.Q(("gpu_milli__gte", 1), ("gpu_milli__lte", 1000)),
+                        name="device_allocation_range",
+                    ),
+                    models.UniqueConstraint(
+                        fields=("allocation", "device"), name="device_allocation_unique"
+                    ),
+                    models.UniqueConstraint(
+                        condition=models.Q(("gpu_milli", 1000), ("is_open", True)),
+                        fields=("device",),
+                        name="device_whole_given_once",
+                    ),
+                ],
             },
         ),
         migrations.AddConstraint(
-            model_name='device',
-            constraint=models.UniqueConstraint(fields=('node', 'index'), name='device_index_unique'),
+            model_name="device",
+            constraint=models.UniqueConstraint(
+                fields=("node", "index"), name="device_index_unique"
+            ),
         ),
         migrations.AddConstraint(
-            model_name='device',
-            constraint=models.CheckConstraint(condition=models.Q(('allocated_milli__lte', 1000)), name='device_not_over_allocated'),
+            model_name="device",
+            constraint=models.CheckConstraint(
+                condition=models.Q(("allocated_milli__lte", 1000)), name="device_not_over_allocated"
+            ),
         ),
         migrations.AddConstraint(
-            model_name='projectusage',
-            constraint=models.UniqueConstraint(fields=('project', 'resource'), name='project_usage_unique'),
+            model_name="projectusage",
+            constraint=models.UniqueConstraint(
+                fields=("project", "resource"), name="project_usage_unique"
+            ),
         ),
         migrations.AddIndex(
-            model_name='workload',
-            index=models.Index(condition=models.Q(('phase__in', ['stopped', 'completed', 'failed']), _negated=True), fields=['phase'], name='workload_unfinished'),
+            model_name="workload",
+            index=models.Index(
+                condition=models.Q(
+                    ("phase__in", ["stopped", "completed", "failed"]), _negated=True
+                ),
+                fields=["phase"],
+                name="workload_unfinished",
+            ),
         ),
         migrations.AddIndex(
-            model_name='workload',
-            index=models.Index(fields=['owner', '-submitted_at'], name='workload_owner'),
+            model_name="workload",
+            index=models.Index(fields=["owner", "-submitted_at"], name="workload_owner"),
         ),
         migrations.AddConstraint(
-            model_name='workload',
-            constraint=models.UniqueConstraint(condition=models.Q(('phase__in', ['stopped', 'completed', 'failed']), _negated=True), fields=('project', 'name'), name='workload_name_unique_while_unfinished'),
+            model_name="workload",
+            constraint=models.UniqueConstraint(
+                condition=models.Q(
+                    ("phase__in", ["stopped", "completed", "failed"]), _negated=True
+                ),
+                fields=("project", "name"),
+                name="workload_name_unique_while_unfinished",
+            ),
         ),
         migrations.AddConstraint(
-            model_name='workload',
-            constraint=models.CheckConstraint(condition=models.Q(('kind__in', ['interactive', 'training'])), name='workload_kind_known'),
+            model_name="workload",
+            constraint=models.CheckConstraint(
+                condition=models.Q(("kind__in", ["interactive", "training"])),
+                name="workload_kind_known",
+            ),
         ),
         migrations.AddConstraint(
-            model_name='workload',
-            constraint=models.CheckConstraint(condition=models.Q(('phase__in', ['queued', 'starting', 'running', 'checkpointing', 'preempted', 'stopping', 'stopped', 'completed', 'failed', 'lost'])), name='workload_phase_known'),
+            model_name="workload",
+            constraint=models.CheckConstraint(
+                condition=models.Q(
+                    (
+                        "phase__in",
+                        [
+                            "queued",
+                            "starting",
+                            "running",
+                            "checkpointing",
+                            "preempted",
+                            "stopping",
+                            "stopped",
+                            "completed",
+                            "failed",
+                            "lost",
+                        ],
+                    )
+                ),
+                name="workload_phase_known",
+            ),
         ),
         migrations.AddConstraint(
-            model_name='workload',
-            constraint=models.CheckConstraint(condition=models.Q(models.Q(('kind', 'interactive'), _negated=True), ('is_preemptible', False), _connector='OR'), name='workload_session_never_preemptible'),
+            model_name="workload",
+            constraint=models.CheckConstraint(
+                condition=models.Q(
+                    models.Q(("kind", "interactive"), _negated=True),
+                    ("is_preemptible", False),
+                    _connector="OR",
+                ),
+                name="workload_session_never_preemptible",
+            ),
         ),
         migrations.AddConstraint(
-            model_name='workload',
-            constraint=models.CheckConstraint(condition=models.Q(models.Q(('kind', 'interactive'), _negated=True), models.Q(('phase', 'preempted'), _negated=True), _connector='OR'), name='workload_session_never_preempted'),
+            model_name="workload",
+            constraint=models.CheckConstraint(
+                condition=models.Q(
+                    models.Q(("kind", "interactive"), _negated=True),
+                    models.Q(("phase", "preempted"), _negated=True),
+                    _connector="OR",
+                ),
+                name="workload_session_never_preempted",
+            ),
         ),
         migrations.AddConstraint(
-            model_name='workload',
-            constraint=models.CheckConstraint(condition=models.Q(models.Q(('gpu_memory_mib__isnull', True), ('gpu_milli__isnull', True), ('num_devices', 0)), models.Q(('gpu_memory_mib__isnull', True), ('gpu_milli__gte', 1), ('gpu_milli__lte', 1000), ('num_devices__gte', 1)), models.Q(('gpu_memory_mib__gte', 1), ('gpu_milli__isnull', True), ('num_devices__gte', 1)), _connector='OR'), name='workload_gpu_request_agrees'),
+            model_name="workload",
+            constraint=models.CheckConstraint(
+                condition=models.Q(
+                    models.Q(
+                        ("gpu_memory_mib__isnull", True),
+                        ("gpu_milli__isnull", True),
+                        ("num_devices", 0),
+                    ),
+                    models.Q(
+                        ("gpu_memory_mib__isnull", True),
+                        ("gpu_milli__gte", 1),
+                        ("gpu_milli__lte", 1000),
+                        ("num_devices__gte", 1),
+                    ),
+                    models.Q(
+                        ("gpu_memory_mib__gte", 1),
+                        ("gpu_milli__isnull", True),
+                        ("num_devices__gte", 1),
+                    ),
+                    _connector="OR",
+                ),
+                name="workload_gpu_request_agrees",
+            ),
         ),
         migrations.AddConstraint(
-            model_name='workload',
-            constraint=models.CheckConstraint(condition=models.Q(('cpu_milli__gte', 100), ('memory_mib__gte', 64)), name='workload_cpu_memory_min'),
+            model_name="workload",
+            constraint=models.CheckConstraint(
+                condition=models.Q(("cpu_milli__gte", 100), ("memory_mib__gte", 64)),
+                name="workload_cpu_memory_min",
+            ),
         ),
         migrations.AddConstraint(
-            model_name='workload',
-            constraint=models.CheckConstraint(condition=models.Q(('grace_s__lte', 300)), name='workload_grace_range'),
+            model_name="workload",
+            constraint=models.CheckConstraint(
+                condition=models.Q(("grace_s__lte", 300)), name="workload_grace_range"
+            ),
         ),
         migrations.AddConstraint(
-            model_name='wait',
-            constraint=models.UniqueConstraint(condition=models.Q(('ended_at__isnull', True)), fields=('workload',), name='wait_one_open'),
+            model_name="wait",
+            constraint=models.UniqueConstraint(
+                condition=models.Q(("ended_at__isnull", True)),
+                fields=("workload",),
+                name="wait_one_open",
+            ),
         ),
         migrations.AddConstraint(
-            model_name='wait',
-            constraint=models.CheckConstraint(condition=models.Q(('ended_at__isnull', True), ('ended_at__gte', models.F('started_at')), _connector='OR'), name='wait_interval_valid'),
+            model_name="wait",
+            constraint=models.CheckConstraint(
+                condition=models.Q(
+                    ("ended_at__isnull", True),
+                    ("ended_at__gte", models.F("started_at")),
+                    _connector="OR",
+                ),
+                name="wait_interval_valid",
+            ),
         ),
         migrations.AddIndex(
-            model_name='event',
-            index=models.Index(fields=['workload', 'at'], name='event_workload'),
+            model_name="event",
+            index=models.Index(fields=["workload", "at"], name="event_workload"),
         ),
         migrations.AddConstraint(
-            model_name='checkpoint',
-            constraint=models.UniqueConstraint(fields=('workload', 'key'), name='checkpoint_key_unique'),
+            model_name="checkpoint",
+            constraint=models.UniqueConstraint(
+                fields=("workload", "key"), name="checkpoint_key_unique"
+            ),
         ),
         migrations.AddConstraint(
-            model_name='attempt',
-            constraint=models.UniqueConstraint(fields=('workload', 'number'), name='attempt_number_unique'),
+            model_name="attempt",
+            constraint=models.UniqueConstraint(
+                fields=("workload", "number"), name="attempt_number_unique"
+            ),
         ),
         migrations.AddConstraint(
-            model_name='attempt',
-            constraint=models.UniqueConstraint(condition=models.Q(('phase', 'ended'), _negated=True), fields=('workload',), name='attempt_one_open_per_workload'),
+            model_name="attempt",
+            constraint=models.UniqueConstraint(
+                condition=models.Q(("phase", "ended"), _negated=True),
+                fields=("workload",),
+                name="attempt_one_open_per_workload",
+            ),
         ),
         migrations.AddConstraint(
-            model_name='attempt',
-            constraint=models.CheckConstraint(condition=models.Q(('phase__in', ['starting', 'running', 'saving', 'stopping', 'ended'])), name='attempt_phase_known'),
+            model_name="attempt",
+            constraint=models.CheckConstraint(
+                condition=models.Q(
+                    ("phase__in", ["starting", "running", "saving", "stopping", "ended"])
+                ),
+                name="attempt_phase_known",
+            ),
         ),
         migrations.AddConstraint(
-            model_name='attempt',
-            constraint=models.CheckConstraint(condition=models.Q(('goal__in', ['run', 'checkpoint', 'evict', 'stop'])), name='attempt_goal_known'),
+            model_name="attempt",
+            constraint=models.CheckConstraint(
+                condition=models.Q(("goal__in", ["run", "checkpoint", "evict", "stop"])),
+                name="attempt_goal_known",
+            ),
         ),
         migrations.AddConstraint(
-            model_name='attempt',
-            constraint=models.CheckConstraint(condition=models.Q(models.Q(('ended_at__isnull', False), ('phase', 'ended')), models.Q(models.Q(('phase', 'ended'), _negated=True), ('ended_at__isnull', True)), _connector='OR'), name='attempt_end_agrees'),
+            model_name="attempt",
+            constraint=models.CheckConstraint(
+                condition=models.Q(
+                    models.Q(("ended_at__isnull", False), ("phase", "ended")),
+                    models.Q(
+                        models.Q(("phase", "ended"), _negated=True), ("ended_at__isnull", True)
+                    ),
+                    _connector="OR",
+                ),
+                name="attempt_end_agrees",
+            ),
         ),
         migrations.AddIndex(
-            model_name='allocation',
-            index=models.Index(condition=models.Q(('ended_at__isnull', True)), fields=['node'], name='allocation_open'),
+            model_name="allocation",
+            index=models.Index(
+                condition=models.Q(("ended_at__isnull", True)),
+                fields=["node"],
+                name="allocation_open",
+            ),
         ),
         migrations.AddIndex(
-            model_name='allocation',
-            index=models.Index(fields=['started_at', 'ended_at'], name='allocation_interval'),
+            model_name="allocation",
+            index=models.Index(fields=["started_at", "ended_at"], name="allocation_interval"),
         ),
         migrations.AddConstraint(
-            model_name='allocation',
-            constraint=models.CheckConstraint(condition=models.Q(('ended_at__isnull', True), ('ended_at__gte', models.F('started_at')), _connector='OR'), name='allocation_interval_valid'),
+            model_name="allocation",
+            constraint=models.CheckConstraint(
+                condition=models.Q(
+                    ("ended_at__isnull", True),
+                    ("ended_at__gte", models.F("started_at")),
+                    _connector="OR",
+                ),
+                name="allocation_interval_valid",
+            ),
         ),
         migrations.AddConstraint(
-            model_name='node',
-            constraint=models.CheckConstraint(condition=models.Q(('state__in', ['ready', 'cordoned', 'lost'])), name='node_state_known'),
+            model_name="node",
+            constraint=models.CheckConstraint(
+                condition=models.Q(("state__in", ["ready", "cordoned", "lost"])),
+                name="node_state_known",
+            ),
         ),
         migrations.AddIndex(
-            model_name='command',
-            index=models.Index(condition=models.Q(('done_at__isnull', True), ('is_dead', False)), fields=['available_at'], name='command_owed'),
+            model_name="command",
+            index=models.Index(
+                condition=models.Q(("done_at__isnull", True), ("is_dead", False)),
+                fields=["available_at"],
+                name="command_owed",
+            ),
         ),
     ]
