@@ -6,13 +6,14 @@ Counts only; whether a given workload starts now is the planner's answer (`servi
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from django.db.models import Sum
 
 from projects.models import GpuQuota, NodeType, Project, WorkloadKind
-from scheduling.models import Allocation, Node, NodeState, ProjectUsage
+from scheduling.models import Allocation, Device, Node, NodeState, ProjectUsage
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,14 +102,34 @@ def supplies(node_types: Iterable[NodeType] | None = None) -> list[Supply]:
         .annotate(cpu=Sum("cpu_milli"), memory=Sum("memory_mib"))
     }
     by_type: dict[int | None, list[NodeCapacity]] = defaultdict(list)
-    nodes = Node.objects.filter(node_type__in=wanted).prefetch_related("devices").order_by("name")
-    for node in nodes:
-        by_type[node.node_type_id].append(_capacity(node, *held.get(node.pk, (0, 0))))
+    devices = _devices(wanted)
+    for node in Node.objects.filter(node_type__in=wanted).order_by("name"):
+        by_type[node.node_type_id].append(
+            _capacity(node, devices[node.pk], held.get(node.pk, (0, 0)))
+        )
     return [Supply(node_type, tuple(by_type[node_type.pk])) for node_type in wanted]
 
 
-def _capacity(node: Node, held_cpu_milli: int, held_memory_mib: int) -> NodeCapacity:
-    devices = list(node.devices.all())
+class _Gpu(NamedTuple):
+    """A device's numbers; thousands of them are read, so no model."""
+
+    node_id: int
+    memory_mib: int
+    allocated_milli: int
+    is_healthy: bool
+
+
+def _devices(node_types: Sequence[NodeType]) -> dict[int, list[_Gpu]]:
+    """Per node, its devices in order of index."""
+    found: dict[int, list[_Gpu]] = defaultdict(list)
+    rows = Device.objects.filter(node__node_type__in=node_types).order_by("node", "index")
+    for row in rows.values_list("node_id", "memory_mib", "allocated_milli", "is_healthy"):
+        found[row[0]].append(_Gpu(*row))
+    return found
+
+
+def _capacity(node: Node, devices: Sequence[_Gpu], held: tuple[int, int]) -> NodeCapacity:
+    held_cpu_milli, held_memory_mib = held
     return NodeCapacity(
         name=node.name,
         is_ready=node.state == NodeState.READY,

@@ -20,7 +20,7 @@ from django.urls import reverse
 from django.utils.translation import gettext as _
 from django.views.decorators.http import require_http_methods, require_POST
 
-from projects.access import visible_projects
+from projects.access import may_change_workload, visible_projects
 from projects.models import User, WorkloadKind
 from projects.templates import find_template, save_private, templates_for
 from scheduling.forms import GpuMode, SessionForm, TrainingForm, WorkloadForm
@@ -105,6 +105,9 @@ def _first_values(request: PageRequest, page: FormPage) -> dict[str, object]:
     source = _workload_to_clone(request, page)
     if source is not None:
         values.update(clone_values(source))
+        if not may_change_workload(request.user, source):
+            # A colleague's variables may hold what is not for everybody's eyes.
+            values["env"] = {}
     elif template is not None:
         values.update(template_values(template, page.form_class))
     values.update(linked_values(request.GET, page.form_class))

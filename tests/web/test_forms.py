@@ -460,6 +460,14 @@ def test_what_one_may_not_see_is_not_cloned(client: Client, organisation: Organi
         assert "secret" not in answer.content.decode()
 
 
+def test_a_colleagues_variables_are_not_cloned(vera: Client, organisation: Organisation) -> None:
+    spec = session_spec(organisation.vision, env=(("SECRET", "hidden-word"),), cpu_milli=3000)
+    original = submitted(spec, organisation.max)
+    text = vera.get(f"{reverse(SESSION_PAGE)}?clone={original.pk}").content.decode()
+    assert "hidden-word" not in text
+    assert as_sent(text)["cpu_cores"] == "3"
+
+
 def test_a_template_fills_the_form(vera: Client) -> None:
     template = Template.objects.create(
         name="Jupyter",
