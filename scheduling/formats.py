@@ -16,8 +16,11 @@ from django.utils.translation import gettext, ngettext, pgettext
 
 MIB_PER_GIB = 1024
 MIB_PER_TIB = 1024 * 1024
+BYTES_PER_KIB = 1024
 BYTES_PER_MIB = 1024 * 1024
 NO_BREAK = "\N{NO-BREAK SPACE}"
+
+SMALLEST_SHOWN = Decimal("0.01")
 
 MINUTE_S = 60
 HOUR_S = 3600
@@ -76,15 +79,26 @@ def size(num_bytes: int) -> str:
     """The size of a file."""
     if num_bytes >= BYTES_PER_MIB:
         return memory(round(num_bytes / BYTES_PER_MIB))
-    if num_bytes >= 1024:
-        return f"{decimal(num_bytes / 1024, 0)}{NO_BREAK}{pgettext('unit', 'KiB')}"
-    return f"{decimal(num_bytes, 0)}{NO_BREAK}{pgettext('unit', 'B')}"
+    if num_bytes >= BYTES_PER_KIB:
+        unit = pgettext("unit", "KiB")
+        return f"{decimal(num_bytes / BYTES_PER_KIB, 0)}{NO_BREAK}{unit}"
+    unit = pgettext("unit", "B")
+    return f"{decimal(num_bytes, 0)}{NO_BREAK}{unit}"
+
+
+def milliseconds(seconds: float) -> str:
+    """A duration of less than a few seconds."""
+    unit = pgettext("unit of time", "ms")
+    return f"{decimal(seconds * 1000, 1)}{NO_BREAK}{unit}"
 
 
 def money(amount: Decimal) -> str:
-    """An amount of money; below one rouble with enough digits to tell it from zero."""
-    places = 2 if abs(amount) >= Decimal("0.01") or not amount else 4
-    text = number_format(amount, decimal_pos=places, use_l10n=True, force_grouping=True)
+    """An amount of money; what rounds to nothing is told from nothing."""
+    is_tiny = 0 < amount < SMALLEST_SHOWN
+    shown = number_format(
+        SMALLEST_SHOWN if is_tiny else amount, decimal_pos=2, use_l10n=True, force_grouping=True
+    )
+    text = f"< {shown}" if is_tiny else shown
     return pgettext("money", "%(amount)s RUB").replace(" ", NO_BREAK) % {"amount": text}
 
 

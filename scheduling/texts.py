@@ -65,7 +65,11 @@ def why(workload: Workload) -> str:
 
 def event_sentence(event: Event) -> str:
     """What happened to a workload: one sentence with its numbers."""
-    details = {**event.details, "actor": str(event.actor) if event.actor else ""}
+    details = {
+        **event.details,
+        "actor": str(event.actor) if event.actor else "",
+        "is_session": event.workload.is_session,
+    }
     return _sentence(_EVENTS, event.code, details) or event.code.replace("_", " ")
 
 
@@ -120,7 +124,7 @@ def _gpu(milli: int) -> str:
     return _("%(count)s GPU") % {"count": formats.gpus(milli)}
 
 
-def _type(name: object) -> str:
+def type_word(name: object) -> str:
     """A node type inside a sentence: names are slugs of models, which people write in capitals."""
     return str(name).removeprefix("gpu:").upper() if name else _("The cluster")
 
@@ -129,7 +133,7 @@ def _where(details: Details) -> str:
     """`vision, T4` for what is counted per node type, `vision` for the rest."""
     resource = str(details.get("resource", ""))
     level = _level(details["level"])
-    return f"{level}, {_type(resource)}" if resource.startswith("gpu:") else level
+    return f"{level}, {type_word(resource)}" if resource.startswith("gpu:") else level
 
 
 def _level(name: object) -> str:
@@ -171,7 +175,7 @@ def _last_error(details: Details) -> str:
 
 def _no_fit(d: Details) -> str:
     values = {
-        "type": _type(d.get("node_type")),
+        "type": type_word(d.get("node_type")),
         "asked": formats.gpus(d["requested_gpu_milli"]),
         "free": formats.gpus(d["free_gpu_milli"]),
         "max": formats.gpus(d["largest_free_gpu_milli"]),
@@ -207,7 +211,7 @@ def _over_limit(d: Details) -> str:
 
 def _over_share(d: Details) -> str:
     values = {
-        "type": _type(d["resource"]),
+        "type": type_word(d["resource"]),
         "share": _amount(d, "fair_share"),
         "held": _amount(d, "allocated"),
         "asked": _amount(d, "requested"),
@@ -276,6 +280,7 @@ def _started_borrowing(d: Details) -> str:
 def _reclaimed(d: Details) -> str:
     values = {
         "project": d["claimant_project"],
+        "side": _level(d["claimant_side"]),
         "victim": _level(d["victim_side"]),
         "held": _amount(d, "victim_allocated"),
         "borrowed": _amount(d, "victim_borrowed"),
@@ -285,8 +290,8 @@ def _reclaimed(d: Details) -> str:
     }
     return (
         _(
-            "Project %(project)s gained: it held %(theirs)s of %(quota)s of quota and asked for "
-            "%(asked)s, "
+            "Project %(project)s gained: %(side)s held %(theirs)s of %(quota)s of quota "
+            "and asked for %(asked)s, "
             "while %(victim)s held %(held)s, %(borrowed)s of that borrowed"
         )
         % values
@@ -317,7 +322,7 @@ def _checkpoint_age(d: Details) -> str:
 
 def _promised(d: Details) -> str:
     values = {
-        "type": _type(d["resource"]),
+        "type": type_word(d["resource"]),
         "sum": _amount(d, "promised"),
         "have": _amount(d, "capacity"),
     }
@@ -325,7 +330,7 @@ def _promised(d: Details) -> str:
 
 
 def _offline(d: Details) -> str:
-    names = ", ".join(_type(name) for name in d["node_types"])
+    names = ", ".join(type_word(name) for name in d["node_types"])
     return _("%(type)s: no node online") % {"type": names or _("The cluster")}
 
 
@@ -336,7 +341,7 @@ _REASONS: dict[str, Sentence] = {
     "behind_priority": lambda d: _("%(n)s ahead by priority") % {"n": d["ahead"]},
     "behind_reservation": lambda d: (
         _("%(type)s is kept for %(name)s for %(time)s more")
-        % {"type": _type(d["node_type"]), "name": d["name"], "time": _until(d)}
+        % {"type": type_word(d["node_type"]), "name": d["name"], "time": _until(d)}
     ),
     "over_share": _over_share,
     "in_delay": lambda d: _("May displace others in %(time)s") % {"time": _until(d)},
@@ -354,7 +359,7 @@ _REASONS: dict[str, Sentence] = {
     "interactive_over_quota": _over_quota,
     "over_limit": _over_limit,
     "node_type_not_allowed": lambda d: (
-        _("%(type)s is closed to this kind of work here") % {"type": _type(d["node_type"])}
+        _("%(type)s is closed to this kind of work here") % {"type": type_word(d["node_type"])}
     ),
     "held_by_user": lambda d: _("Held by you"),
     "node_type_offline": _offline,
@@ -383,7 +388,7 @@ def _type_entry(entry: Details) -> TypeEntry:
         "node_type_offline": _("no node online"),
     }
     return TypeEntry(
-        node_type=_type(entry.get("node_type")),
+        node_type=type_word(entry.get("node_type")),
         sentence=short.get(code) or _constraint(entry),
         free=formats.gpus(int(entry.get("free_gpu_milli") or 0)),
     )
@@ -423,7 +428,7 @@ def _smaller(item: Mapping[str, Any], workload: Workload | None) -> Offer:
 def _other_type(item: Mapping[str, Any], workload: Workload | None) -> Offer:
     name = str(item["node_type"])
     return Offer(
-        _("Take %(type)s") % {"type": _type(name)}, _form_address(workload, node_type=name)
+        _("Take %(type)s") % {"type": type_word(name)}, _form_address(workload, node_type=name)
     )
 
 
@@ -503,7 +508,7 @@ def _ended(d: Details) -> str:
 
 _END_CAUSES: dict[str, Callable[[], str]] = {
     "stopped": lambda: _("Stopped."),
-    "evicted": lambda: _("Saved and stopped; back in the queue at its old place."),
+    "evicted": lambda: _("Gave way; back in the queue at its old place."),
     "node_shutdown": lambda: _("Its node was shut down; it goes back to the queue."),
     "lease_expired": lambda: _("Its agent was away for too long; it goes back to the queue."),
     "vanished": lambda: _("Its processes are gone without a trace; it goes back to the queue."),
@@ -512,7 +517,7 @@ _END_CAUSES: dict[str, Callable[[], str]] = {
 
 def _lost_progress(d: Details) -> str:
     lost = d.get("lost_progress_s")
-    if lost is None:
+    if lost is None or d["is_session"]:
         return ""
     return " " + _("Progress since the last checkpoint: %(time)s.") % {
         "time": formats.duration(lost)

@@ -56,6 +56,18 @@ def icon(name: str) -> SafeString:
 
 
 @register.simple_tag
+def kind_icon(workload: Workload) -> SafeString:
+    """Whether it is a session or a training, in front of its name."""
+    word = workload.get_kind_display()
+    return format_html(
+        '<span class="kind" title="{}">{}<span class="visually-hidden">{}: </span></span>',
+        word,
+        icon("session" if workload.is_session else "training"),
+        word,
+    )
+
+
+@register.simple_tag
 def state(subject: Workload | Node) -> SafeString:
     """A state: icon, word and hue, never one alone."""
     if isinstance(subject, Workload):
@@ -142,7 +154,13 @@ def duration(seconds: float | None) -> str:
 @register.filter
 def milliseconds(seconds: float) -> str:
     """The duration of a step of the planner."""
-    return f"{formats.decimal(seconds * 1000, 1)}{formats.NO_BREAK}{gettext('ms')}"
+    return formats.milliseconds(seconds)
+
+
+@register.filter
+def type_word(name: str) -> str:
+    """A node type by its name, as people write it."""
+    return texts.type_word(name)
 
 
 @register.filter

@@ -9,6 +9,7 @@ from uuid import UUID
 
 from django.contrib.auth.decorators import login_required
 from django.core.exceptions import PermissionDenied
+from django.db.models import Func
 from django.http import HttpResponse, JsonResponse
 from django.shortcuts import get_object_or_404
 from django.views.decorators.http import require_safe
@@ -39,7 +40,11 @@ def cycles(request: PageRequest) -> HttpResponse:
     """The newest cycles that decided something."""
     _only_admins(request.user)
     before = request.GET.get("before", "")
-    found = CycleRecord.objects.defer(*DEFERRED).order_by("-pk")
+    found = (
+        CycleRecord.objects.defer(*DEFERRED)
+        .annotate(num_decisions=Func("decisions", function="jsonb_array_length"))
+        .order_by("-pk")
+    )
     if before.isascii() and before.isdigit() and len(before) < 19:
         found = found.filter(pk__lt=int(before))
     rows = list(found[: ROWS + 1])
