@@ -18,6 +18,9 @@ from scheduling.models import CycleRecord, Phase, Workload
 from tests.factories import submitted, training_spec
 from tests.web.scene import Scene, make_scene
 
+# The same in every process: pytest-xdist compares the names of tests.
+NOBODYS = uuid.UUID(int=1)
+
 pytestmark = pytest.mark.django_db
 
 PAGES = ("/", "/sessions", "/workloads", "/queue", "/nodes", "/projects", "/preferences")
@@ -48,7 +51,7 @@ def workload_pages(scene: Scene) -> list[str]:
 # ---------------------------------------------------------------- access
 
 
-@pytest.mark.parametrize("path", [*PAGES, *ADMIN_PAGES, f"/workloads/{uuid.uuid4()}", "/nodes/x"])
+@pytest.mark.parametrize("path", [*PAGES, *ADMIN_PAGES, f"/workloads/{NOBODYS}", "/nodes/x"])
 def test_nobody_sees_a_page_without_logging_in(path: str) -> None:
     response = browser(None).get(path)
     assert response.status_code == 302
