@@ -54,12 +54,15 @@ def cause(record: ExitRecord) -> ExitCause:
 def whole_entries(fd: int, record: ExitRecord | None) -> list[Entry]:
     """Whole checkpoints in an attempt's folder, running (no record) or ended.
 
-    A program that was killed may have been writing: what counts is what was whole by then.
+    A program that was killed may have been writing: what counts is what was whole by then. Where
+    nobody knows when that was, only what came by rename counts.
     """
-    if record is None or not record.get("ended_at"):
+    if record is None:
         return entries(fd, time.time_ns())
-    ended_by_itself = record.get("code") is not None and int(record["code"]) < _KILLED
-    return entries(fd, int(record["ended_at"] * 1e9), is_over=ended_by_itself)
+    code = record.get("code")
+    if code is None:
+        return entries(fd, 0)
+    return entries(fd, int(record["ended_at"] * 1e9), is_over=int(code) < _KILLED)
 
 
 def reported(checkpoint: Checkpoint) -> CheckpointReport:

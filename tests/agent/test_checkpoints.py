@@ -180,6 +180,23 @@ def test_a_half_written_checkpoint_of_a_killed_training_never_counts(driver: Dri
     assert report.checkpoints == []
 
 
+def test_after_a_kill_of_unknown_time_only_renamed_checkpoints_count(driver: Driver) -> None:
+    script = (
+        "cd $ALLOT_CHECKPOINT_DIR; echo 8 > .new; sleep 0.1; mv .new step-8; sleep 0.1; "
+        "while :; do printf x >> step-9; echo up; sleep 0.1; done"
+    )
+    wanted = spec("bash", "-c", script)
+    driver.want(wanted)
+    driver.until_logged(wanted, "up")
+    os.kill(driver.shim_pid(wanted), signal.SIGKILL)
+    time.sleep(saved.QUIET_NS / 1e9 + 0.2)
+    after = driver.restarted()
+    report = after.until_phase(wanted, *FINAL)
+    assert report.exit_cause == ExitCause.VANISHED
+    assert [each.step for each in report.checkpoints] == [8]
+    after.runner.close()
+
+
 def test_a_link_planted_as_a_checkpoint_is_not_followed(driver: Driver) -> None:
     script = (
         "cd $ALLOT_CHECKPOINT_DIR; ln -s /etc/passwd step-1; mkfifo step-3; mkdir d e; "
