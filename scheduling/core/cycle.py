@@ -89,12 +89,14 @@ def _consolidate(state: State, item: Item, option: Option, effort: Effort) -> Fo
 
 
 def _reclaim(state: State, item: Item, option: Option, effort: Effort) -> Found | None:
-    if not may_claim(item, option):
+    if not may_claim(item, option) or not state.could_ever_fit(item, option):
         return None
     return search(state, item, option, ReclaimVictims(state, item, option, effort), effort)
 
 
 def _preempt(state: State, item: Item, option: Option, effort: Effort) -> Found | None:
+    if not state.could_ever_fit(item, option):
+        return None
     return search(state, item, option, PreemptVictims(state, item, option, effort), effort)
 
 

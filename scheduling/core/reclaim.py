@@ -41,6 +41,7 @@ class ReclaimVictims:
         self._heaps: dict[Account, list[tuple[VictimKey, Item]]] = {}
         self._sides: dict[Account, Side] = {}
         self._holds: dict[Account, bool] = {}
+        self._safe: set[Account] = set()
         self._queue = state.losers(item.account, tuple(self._lacking))
 
     def pick(self) -> Victim | None:
@@ -52,7 +53,12 @@ class ReclaimVictims:
         while self._queue:
             key, _, account = heappop(self._queue)
             side = self._side(account)
-            head = self._head(account) if self._may_lose(side) else None
+            if side.theirs in self._safe:
+                continue
+            if not self._may_lose(side):
+                self._safe.add(side.theirs)
+                continue
+            head = self._head(account)
             if head is None:
                 continue
             now = (over_ratios(account, side.theirs, self._lacking), head)
@@ -109,7 +115,7 @@ class ReclaimVictims:
         mine, theirs = side.mine, side.theirs
         if mine not in self._holds:
             self._holds[mine] = self._holds_below(mine)
-        if not self._holds[mine]:
+        if not self._holds[mine] or not self._ends_fairly(side, None):
             return False
         is_above_quota = False
         for r in self._asked:
@@ -118,19 +124,19 @@ class ReclaimVictims:
             is_above_quota = is_above_quota or theirs.is_above_quota(r)
         return is_above_quota and is_within_quota(mine, self._option.amounts, self._item.num_next)
 
-    def _ends_fairly(self, side: Side, victim: Victim) -> bool:
-        """Our side does not end above its share with a ratio at least the other's."""
+    def _ends_fairly(self, side: Side, victim: Victim | None) -> bool:
+        """Our side does not end above its share with a ratio at least the other's, which loses
+        the victim or, for a first look, nothing."""
         mine, theirs = side.mine, side.theirs
         for r, asked in self._asked.items():
             after = mine.allocated[r] + asked
             if after <= mine.fair[r]:
                 continue
-            loss = sum(
-                amount for placed in victim.replicas for q, amount in placed.amounts if q == r
-            )
             quota = mine.quota[r]
             if quota is None or after <= quota:
                 continue
+            lost = () if victim is None else victim.replicas
+            loss = sum(amount for placed in lost for q, amount in placed.amounts if q == r)
             # after / mine.fair >= left / theirs.fair, without dividing by a share of 0
             if after * theirs.fair[r] >= (theirs.allocated[r] - loss) * mine.fair[r]:
                 return False

@@ -100,6 +100,7 @@ class State:
         self._on_node: dict[NodeName, list[tuple[Item, Placed]]] | None = None
         self._ceilings: dict[NodeName, tuple[int, int, int, list[int]]] = {}
         self._sides: dict[ProjectId, dict[ProjectId, Side]] = {}
+        self._could_fit: dict[tuple[int, int, int], bool] = {}
         self._ranks: dict[tuple[int, ...], dict[Account, Loser]] = {}
         self._by_root: dict[Account, list[Account]] | None = None
         self._heaps: dict[ProjectId, list[tuple[VictimKey, Item]]] = {}
@@ -516,6 +517,43 @@ class State:
                         node = placed.spot.room.node.name
                         self._on_node.setdefault(node, []).append((item, placed))
         return self._on_node.get(name, [])
+
+    def could_ever_fit(self, item: Item, option: Option) -> bool:
+        """Whether the item's next replicas would fit if everything preemptible were gone.
+
+        Told once per request and kept, since places given away later only make it less likely.
+        """
+        key = (item.shape.number, option.number, item.num_next)
+        answer = self._could_fit.get(key)
+        if answer is None:
+            answer = self._could_fit[key] = self._look_for_room(item, option)
+        return answer
+
+    def _look_for_room(self, item: Item, option: Option) -> bool:
+        missing, ask = item.num_next, item.shape.ask
+        hosts = self.hosts(item.shape, option)
+        for pool in option.pools:
+            for room in pool.nodes:
+                if hosts(room):
+                    missing -= self._num_fitting(room, ask)
+                    if missing <= 0:
+                        return True
+        return False
+
+    def _num_fitting(self, room: Room, ask: Ask) -> int:
+        """At most so many replicas fit a node with nothing preemptible on it."""
+        cpu, memory, slots, devices = self._ceilings[room.node.name]
+        fitting = slots
+        if ask.cpu_milli:
+            fitting = min(fitting, cpu // ask.cpu_milli)
+        if ask.memory_mib:
+            fitting = min(fitting, memory // ask.memory_mib)
+        count = ask.gpu.num_devices
+        if count:
+            units = ask.units_per_device(room.pool.gpu_memory_mib)
+            parts = sum([free // units for free in devices])
+            fitting = min(fitting, parts // count)
+        return fitting
 
     def could_host(self, room: Room, ask: Ask) -> bool:
         """Whether a replica would fit this node if everything preemptible left it."""
