@@ -172,8 +172,11 @@ class Attempt:
             self._conclude({"cause": cause, "code": None, "is_terminated": True})
             return
         request = folders.read_json(self.folder / folders.REQUEST) or {}
-        if request.get("cause") != cause:
-            self._ask({**request, "cause": cause, "grace_s": self.spec.grace_s})
+        if request.get("cause") == cause:
+            return
+        if self.spec.goal_detail:
+            folders.append_line(self.folder / folders.LOG, self.spec.goal_detail)
+        self._ask({**request, "cause": cause, "grace_s": self.spec.grace_s})
 
     def ask_to_save(self) -> None:
         """Have the workload save and go on."""
@@ -184,8 +187,6 @@ class Attempt:
 
     def _ask(self, request: dict[str, Any]) -> None:
         self._write(folders.REQUEST, request)
-        if self.spec.goal_detail:
-            folders.append_line(self.folder / folders.LOG, self.spec.goal_detail)
         self._signal_shim()
 
     def _signal_shim(self) -> None:
@@ -341,6 +342,7 @@ class Attempt:
 
     def _conclude(self, record: dict[str, Any]) -> None:
         """Write the exit record that no shim will write."""
+        self._record(self.spec)
         record = {"started_at": self.state.get("started_at"), "ended_at": time.time()} | record
         self._write(folders.EXIT, record)
         self.exit = record

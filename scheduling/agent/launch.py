@@ -25,6 +25,7 @@ from scheduling.agent.folders import Folders, opened, safe_name
 from scheduling.agent.isolation import Isolation
 from scheduling.agent.namespaces import HIDDEN, INSIDE, Bind, View
 from scheduling.agent.protocol import AttemptSpec, CheckRequest
+from scheduling.agent.stopping import PROGRESS
 
 UID_BASE, GID_BASE = 200_000, 300_000
 LOG_LIMIT_BYTES = 64 * 2**20
@@ -190,7 +191,7 @@ def make_folders(site: Site, spec: AttemptSpec, who: Person) -> Path:
         (attempt / name).mkdir(parents=True, exist_ok=True)
         (attempt / name).chmod(mode)
     attempt.chmod(0o700 if site.isolation.has_namespaces else 0o711)
-    owned = [attempt / "work" / "progress"]
+    owned = [attempt / "work" / PROGRESS]
     if keeps_checkpoints(spec):
         owned.append(attempt / "work" / spec.checkpoint.subfolder)
     if spec.tool == jupyter.TOOL:
@@ -378,7 +379,7 @@ def environment(site: Site, spec: AttemptSpec, where: Places) -> dict[str, str]:
         "ALLOT_PROJECT": spec.project,
         "ALLOT_GPU_MILLI": str(sum(device.gpu_milli for device in spec.devices)),
         "ALLOT_DEVICES": ",".join(f"{device.uuid}:{device.gpu_milli}" for device in spec.devices),
-        "ALLOT_PROGRESS_FILE": str(where.work / "progress" / "progress.json"),
+        "ALLOT_PROGRESS_FILE": str(where.work / PROGRESS / "progress.json"),
         "ALLOT_CONTROL_FILE": str(where.control / "control.json"),
         "CUDA_VISIBLE_DEVICES": ",".join(
             device.uuid for device in spec.devices if not device.is_simulated

@@ -19,8 +19,8 @@ from scheduling.agent.saved import Entry, entries
 _TERM_SHARE, _TERM_MAX_S = 1 / 3, 10.0
 # In the folder that the client reads: when Allot last asked for a checkpoint.
 CONTROL = "control.json"
-# A client that reports its progress has said so at most this long ago.
-CLIENT_MARK = "client"
+# In the attempt's own folder: where the client reports, and the file that says there is one.
+PROGRESS, CLIENT_MARK = ".progress", "client"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Workload:
     def has_client(self) -> bool:
         """Whether the program uses the client, which hears of requests by itself."""
         try:
-            os.stat(f"../work/progress/{CLIENT_MARK}", dir_fd=self.control_fd)
+            os.stat(f"../work/{PROGRESS}/{CLIENT_MARK}", dir_fd=self.control_fd)
         except OSError:
             return False
         return True

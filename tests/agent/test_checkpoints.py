@@ -149,7 +149,7 @@ def test_the_client_hears_of_requests_without_any_signal(driver: Driver) -> None
     driver.want(wanted)
     driver.until_logged(wanted, "up")
     driver.until(
-        lambda: (driver.site.folders.attempt(wanted.attempt_id) / "work/progress/client").exists()
+        lambda: (driver.site.folders.attempt(wanted.attempt_id) / "work/.progress/client").exists()
     )
     evict(driver, wanted)
     steps = re.findall(r"saved (\d+)", driver.log(wanted))

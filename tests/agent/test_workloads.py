@@ -191,7 +191,11 @@ def test_no_device_is_given_twice_whatever_is_ordered(driver: Driver) -> None:
     driver.apply()
     assert driver.report(third).phase == AttemptPhase.STARTING
     assert not driver.runner.attempts[third.attempt_id].holds_devices
+    never = spec("true", devices=[half])
+    driver.want(never)
+    del driver.wanted[never.attempt_id]
     driver.want(replace(first, goal=Goal.STOP))
+    assert driver.until_phase(never, *FINAL).exit_cause == ExitCause.STOPPED
     driver.until_phase(first, *FINAL)
     driver.apply()
     assert driver.until_phase(third, *FINAL).exit_code == 0
