@@ -323,32 +323,38 @@ def longest_wait() -> Wait | None:
 
 @dataclass(frozen=True, slots=True)
 class Waited:
-    """Seconds in the queue: in the present wait (None when it does not wait), and in all."""
+    """Time in the queue.
 
-    now_s: float | None
+    Attributes:
+        since: When the present wait began; None when it does not wait.
+        total_s: Seconds of all waits together.
+    """
+
+    since: datetime | None
     total_s: float
     num_waits: int
 
 
+Span = tuple[datetime, datetime | None]
+
+
 def waited(workload_ids: Iterable[uuid.UUID], now: datetime) -> dict[uuid.UUID, Waited]:
     """How long each has waited; one query."""
-    spans: dict[uuid.UUID, list[tuple[float, bool]]] = defaultdict(list)
+    spans: dict[uuid.UUID, list[Span]] = defaultdict(list)
     rows = Wait.objects.filter(workload__in=list(workload_ids)).values_list(
         "workload", "started_at", "ended_at"
     )
     for workload, started_at, ended_at in rows:
-        spans[workload].append(
-            (formats.seconds_since(started_at, ended_at or now), ended_at is None)
-        )
-    return {workload: summed(found) for workload, found in spans.items()}
+        spans[workload].append((started_at, ended_at))
+    return {workload: summed(found, now) for workload, found in spans.items()}
 
 
-def summed(spans: Sequence[tuple[float, bool]]) -> Waited:
-    """Add up spans, each with whether it is still open."""
-    still_open = [seconds for seconds, is_open in spans if is_open]
+def summed(spans: Sequence[Span], now: datetime) -> Waited:
+    """Add up waits; at most one of them is open."""
+    still_open = [started_at for started_at, ended_at in spans if ended_at is None]
     return Waited(
-        now_s=still_open[-1] if still_open else None,
-        total_s=sum(seconds for seconds, _open in spans),
+        since=still_open[-1] if still_open else None,
+        total_s=sum(formats.seconds_since(begin, end or now) for begin, end in spans),
         num_waits=len(spans),
     )
 

@@ -421,7 +421,7 @@ def _smaller(item: Mapping[str, Any], workload: Workload | None) -> Offer:
     milli = int(item["gpu_milli"])
     return Offer(
         _("Ask for %(gpu)s") % {"gpu": _gpu(milli)},
-        _form_address(workload, gpu_fraction=milli / 1000),
+        _form_address(workload, gpu_milli=milli),
     )
 
 

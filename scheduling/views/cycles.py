@@ -9,7 +9,7 @@ from uuid import UUID
 
 from django.contrib.auth.decorators import login_required
 from django.core.exceptions import PermissionDenied
-from django.db.models import Func
+from django.db.models import Func, IntegerField
 from django.http import HttpResponse, JsonResponse
 from django.shortcuts import get_object_or_404
 from django.views.decorators.http import require_safe
@@ -42,7 +42,11 @@ def cycles(request: PageRequest) -> HttpResponse:
     before = request.GET.get("before", "")
     found = (
         CycleRecord.objects.defer(*DEFERRED)
-        .annotate(num_decisions=Func("decisions", function="jsonb_array_length"))
+        .annotate(
+            num_decisions=Func(
+                "decisions", function="jsonb_array_length", output_field=IntegerField()
+            )
+        )
         .order_by("-pk")
     )
     if before.isascii() and before.isdigit() and len(before) < 19:

@@ -28,10 +28,9 @@ from scheduling.models import (
     Attempt,
     Checkpoint,
     Phase,
-    Wait,
     Workload,
 )
-from scheduling.selectors import Waited, summed
+from scheduling.selectors import summed
 from scheduling.services import ActionRefusedError
 from scheduling.views.charts import workload_charts
 from scheduling.views.pages import PageRequest, page
@@ -89,7 +88,7 @@ def workload(request: PageRequest, workload_id: uuid.UUID) -> HttpResponse:
         "per_node_type": texts.per_node_type(row.reason),
         "offers": texts.offers(row.reason, row),
         "waits": [(wait, texts.wait_cause(wait)) for wait in waits],
-        "waited": _waited(waits, now),
+        "waited": summed([(wait.started_at, wait.ended_at) for wait in waits], now),
         "events": list(row.events.select_related("actor").order_by("-at", "-id")[:MAX_EVENTS]),
         "attempts": attempts,
         "attempt": attempts[0] if attempts else None,
@@ -108,15 +107,6 @@ def _titles(row: Workload) -> list[str]:
     """The node types that it accepts, by title, in its order of preference."""
     titles = dict(NodeType.objects.filter(name__in=row.node_types).values_list("name", "title"))
     return [titles.get(name, name) for name in row.node_types]
-
-
-def _waited(waits: list[Wait], now: datetime) -> Waited:
-    return summed(
-        [
-            (formats.seconds_since(wait.started_at, wait.ended_at or now), wait.ended_at is None)
-            for wait in waits
-        ]
-    )
 
 
 @dataclass(frozen=True, slots=True)

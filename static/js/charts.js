@@ -242,9 +242,11 @@
   };
   document.addEventListener("visibilitychange", catchUp);
   document.addEventListener("allot:reconnected", catchUp);
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
+  const recolour = () => {
     for (const chart of charts.values()) chart.redraw();
-  });
+  };
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", recolour);
+  document.addEventListener("allot:theme", recolour);
   // Also after each exchange of a part of the page.
   document.addEventListener("htmx:load", findCharts);
   findCharts();

@@ -125,7 +125,30 @@
     return copy.innerHTML;
   };
 
-  let openAfterSwap = [];
+  // What the person was doing survives the exchange: open folds, the place in a list, the focus.
+  const FOCUSABLE = "a[href], button, input, select, textarea, summary, [tabindex]";
+  const remember = () => {
+    const state = { open: [], scrolled: [], focus: null };
+    for (const { id } of document.querySelectorAll("[data-live] details[open][id]")) state.open.push(id);
+    document.querySelectorAll("[data-live] .scrolling").forEach(({ scrollTop }) => state.scrolled.push(scrollTop));
+    const focused = document.activeElement;
+    const anchor = focused && !focused.id && focused.closest("[data-live] [id]");
+    if (anchor) state.focus = [anchor.id, [...anchor.querySelectorAll(FOCUSABLE)].indexOf(focused)];
+    return state;
+  };
+  const restore = ({ open, scrolled, focus }) => {
+    for (const id of open) {
+      const details = document.getElementById(id);
+      if (details) details.open = true;
+    }
+    document.querySelectorAll("[data-live] .scrolling").forEach((box, index) => {
+      box.scrollTop = scrolled[index] || 0;
+    });
+    const anchor = focus && document.getElementById(focus[0]);
+    anchor?.querySelectorAll(FOCUSABLE)[focus[1]]?.focus({ preventScroll: true });
+  };
+
+  let remembered = null;
   document.addEventListener("htmx:beforeSwap", (event) => {
     const region = event.detail.target;
     if (!region || !region.matches || !region.matches("[data-live]")) return;
@@ -140,15 +163,12 @@
       event.detail.shouldSwap = false;
       return;
     }
-    openAfterSwap = [...document.querySelectorAll("[data-live] details[open][id]")].map(({ id }) => id);
+    remembered = remember();
   });
 
   document.addEventListener("htmx:afterSwap", () => {
-    for (const id of openAfterSwap) {
-      const details = document.getElementById(id);
-      if (details) details.open = true;
-    }
-    openAfterSwap = [];
+    if (remembered) restore(remembered);
+    remembered = null;
     subscribe();
   });
 

@@ -8,13 +8,16 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
-from django.db import connection
-from django.test import Client
+from django.db import OperationalError, connection
+from django.template.loader import render_to_string
+from django.test import Client, RequestFactory
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
+from django.utils.translation import override
 
 from projects.models import User
-from scheduling.models import CycleRecord, Phase, Workload
+from scheduling.models import CycleRecord, Phase, Workload, Zone
+from scheduling.views.errors import server_error
 from tests.factories import submitted, training_spec
 from tests.web.scene import Scene, make_scene
 
@@ -74,7 +77,7 @@ def test_a_strangers_pages_name_nobodys_work(scene: Scene) -> None:
     client = browser(scene.stranger)
     for path in ("/", "/workloads", "/queue", "/nodes/sim-t4-1", "/projects"):
         page = text_of(client.get(path))
-        for name in ("explore", "borrower", "too-much", "Vision", "lena"):
+        for name in ("explore", "borrower", "too-much", "Vision", "vision,", "lena"):
             assert name not in page, (path, name)
     for path in workload_pages(scene):
         assert client.get(path).status_code == 403
@@ -318,3 +321,44 @@ def test_a_page_of_ten_thousand_is_small(scene: Scene) -> None:
     response = browser(scene.admin).get("/workloads")
     assert len(response.content) < 500_000
     assert len(browser(scene.admin).get("/queue").content) < 500_000
+
+
+# ---------------------------------------------------------------- when something is away
+
+
+def test_a_database_that_is_away_is_said_in_words_and_the_page_tries_again() -> None:
+    request = RequestFactory().get("/")
+    try:
+        raise OperationalError("no route to the server named db.internal")
+    except OperationalError:
+        response = server_error(request)
+    assert response.status_code == 503
+    assert response["Refresh"] == "5"
+    assert "The database is away" in text_of(response)
+    assert "db.internal" not in text_of(response)
+
+
+def test_a_fault_of_ours_names_no_details() -> None:
+    try:
+        raise RuntimeError("secret detail")
+    except RuntimeError:
+        response = server_error(RequestFactory().get("/"))
+    assert response.status_code == 500
+    assert "secret detail" not in text_of(response)
+
+
+def test_a_silent_agent_and_simulated_nodes_are_said_above_each_page(scene: Scene) -> None:
+    client = browser(scene.stranger)
+    assert "4 nodes are simulated" in text_of(client.get("/"))
+    assert "The agent of zone" not in text_of(client.get("/banners"))
+    Zone.objects.update(last_report_at=timezone.now() - timedelta(minutes=3))
+    assert "last reported 3" in text_of(client.get("/banners"))
+
+
+@pytest.mark.parametrize("status", [400, 403, 404])
+@pytest.mark.parametrize("language", ["en", "ru"])
+def test_error_pages_are_complete(status: int, language: str) -> None:
+    with override(language):
+        page = render_to_string(f"{status}.html", request=RequestFactory().get("/"))
+    assert f'<html lang="{language}">' in page
+    assert 'href="/"' in page

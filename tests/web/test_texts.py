@@ -110,7 +110,7 @@ def test_offers_lead_to_the_form_filled_in() -> None:
         "Ask for more quota",
         "Tell an administrator",
     ]
-    assert found[0].url == f"/sessions/new?clone={workload.pk}&gpu_fraction=0.25"
+    assert found[0].url == f"/sessions/new?clone={workload.pk}&gpu_milli=250"
     assert found[1].url == f"/sessions/new?clone={workload.pk}&node_type=v100"
     assert found[2].url == "/projects/vision"
 
