@@ -196,7 +196,8 @@ class _Cycle:
                 item.account, option.amounts, is_preemptible=True, count=count
             )
             return (shape, is_admitted)
-        return (shape, item.account.id, item.priority, item.is_preemptible)
+        priority = item.priority if rule is _preempt else 0
+        return (shape, item.account.id, priority, item.is_preemptible)
 
     def _settle(self, item: Item, found: Found, rule: str) -> None:
         """Victims leave; the claimant starts if its places are free already, else they are held for
@@ -214,7 +215,7 @@ class _Cycle:
         else:
             state.hold(item, found.spots)
         state.forget_ceilings(found.spots)
-        state.rank_again(item.account)
+        state.rank_again([item.account, *(victim.item.account for victim in found.victims)])
 
     # Step 7.
 

@@ -15,7 +15,7 @@ from scheduling.core.admission import is_within_quota, is_within_share
 from scheduling.core.demand import Item, Option
 from scheduling.core.ordering import VictimKey, key_after_shrinking
 from scheduling.core.search import Effort, Usefulness
-from scheduling.core.state import Side, State, Victim, over_ratios
+from scheduling.core.state import Loser, Side, State, Victim, over_ratios
 
 
 def may_claim(item: Item, option: Option) -> bool:
@@ -41,8 +41,7 @@ class ReclaimVictims:
         self._heaps: dict[Account, list[tuple[VictimKey, Item]]] = {}
         self._sides: dict[Account, Side] = {}
         self._holds: dict[Account, bool] = {}
-        self._safe: set[Account] = set()
-        self._queue = state.losers(item.account, tuple(self._lacking))
+        self._queue: list[Loser] | None = None
 
     def pick(self) -> Victim | None:
         """The victim with the smallest key among all projects that may lose just now.
@@ -50,20 +49,22 @@ class ReclaimVictims:
         Removals only make keys larger and sides ineligible, so a key noted earlier is a lower
         bound: it is looked at again when its turn comes.
         """
-        while self._queue:
-            key, _, account = heappop(self._queue)
+        queue = self._queue
+        if queue is None:
+            lacking = tuple(self._lacking)
+            queue = self._state.losers(self._item.account, lacking, self._may_lose)
+            self._queue = queue
+        while queue:
+            key, _, account = heappop(queue)
             side = self._side(account)
-            if side.theirs in self._safe:
-                continue
             if not self._may_lose(side):
-                self._safe.add(side.theirs)
                 continue
             head = self._head(account)
             if head is None:
                 continue
             now = (over_ratios(account, side.theirs, self._lacking), head)
             if now > key:
-                heappush(self._queue, (now, account.id, account))
+                heappush(queue, (now, account.id, account))
                 continue
             item = heappop(self._heaps[account])[1]
             victim = self._state.next_victim(item)
@@ -71,7 +72,7 @@ class ReclaimVictims:
             is_fair = victim is not None and self._ends_fairly(side, victim)
             if is_fair and victim is not None and len(victim.replicas) < len(item.running):
                 heappush(self._heaps[account], (key_after_shrinking(item), item))
-            heappush(self._queue, (now, account.id, account))
+            heappush(queue, (now, account.id, account))
             if is_fair and victim is not None:
                 return replace(victim, numbers=self._numbers(side))
         return None

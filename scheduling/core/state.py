@@ -101,7 +101,7 @@ class State:
         self._ceilings: dict[NodeName, tuple[int, int, int, list[int]]] = {}
         self._sides: dict[ProjectId, dict[ProjectId, Side]] = {}
         self._could_fit: dict[tuple[int, int, int], bool] = {}
-        self._ranks: dict[tuple[int, ...], dict[Account, Loser]] = {}
+        self._ranks: dict[tuple[ProjectId, tuple[int, ...]], list[Loser]] = {}
         self._by_root: dict[Account, list[Account]] | None = None
         self._heaps: dict[ProjectId, list[tuple[VictimKey, Item]]] = {}
         self._hosts: dict[tuple[int, int], dict[int, bool]] = {}
@@ -438,57 +438,62 @@ class State:
             side = known[other.id] = Side(*pair)
         return side
 
-    def losers(self, claimant: Account, lacking: tuple[int, ...]) -> list[Loser]:
-        """Other projects that have victims, those that yield first in front: a heap of lower
-        bounds.
+    def losers(
+        self, claimant: Account, lacking: tuple[int, ...], may_lose: Callable[[Side], bool]
+    ) -> list[Loser]:
+        """Other projects that may lose, those that yield first in front: a heap of lower bounds.
 
-        From outside a tree all see it with the same ratios, so these are kept from one claim to the
-        next.
+        From outside a tree all see its projects with the same ratios, so these are kept from one
+        claim to the next, tree by tree.
         """
-        root = claimant.path[0]
-        ranks = self._ranks.get(lacking)
-        if ranks is None:
-            ranks = self._ranks[lacking] = {}
-            for project in self.victims_by_project():
-                account = self.accounts.by_id[project]
-                self._rank(ranks, lacking, account, account.path[0])
-        heap = [entry for entry in ranks.values() if entry[2].path[0] is not root]
-        inside: dict[Account, Loser] = {}
-        for account in self._accounts_of(root):
-            if parting(claimant, account) is not None:
-                theirs = self.side_of(claimant, account).theirs
-                self._rank(inside, lacking, account, theirs)
-        heap.extend(inside.values())
+        home = claimant.path[0]
+        heap: list[Loser] = []
+        for root, accounts in self._losing_accounts().items():
+            if root is not home:
+                if may_lose(self.side_of(claimant, root)):
+                    heap.extend(self._ranks_of(root, lacking))
+                continue
+            for account in accounts:
+                if parting(claimant, account) is not None:
+                    side = self.side_of(claimant, account)
+                    if may_lose(side):
+                        heap.extend(self._rank(account, side.theirs, lacking))
         heap.sort()
         return heap
 
-    def _rank(
-        self,
-        ranks: dict[Account, Loser],
-        lacking: Sequence[int],
-        account: Account,
-        theirs: Account,
-    ) -> None:
-        heap = self.victim_heap(account.id)
-        if heap:
-            key = (over_ratios(account, theirs, lacking), heap[0][0])
-            ranks[account] = (key, account.id, account)
+    def _ranks_of(self, root: Account, lacking: tuple[int, ...]) -> list[Loser]:
+        """The projects of one tree as they rank among those of all others."""
+        ranks = self._ranks.get((root.id, lacking))
+        if ranks is None:
+            ranks = self._ranks[root.id, lacking] = [
+                loser
+                for account in self._losing_accounts()[root]
+                for loser in self._rank(account, root, lacking)
+            ]
+        return ranks
 
-    def _accounts_of(self, root: Account) -> list[Account]:
-        """Projects of a tree that have victims."""
+    def _rank(
+        self, account: Account, theirs: Account, lacking: tuple[int, ...]
+    ) -> tuple[Loser, ...]:
+        heap = self.victim_heap(account.id)
+        if not heap:
+            return ()
+        return (((over_ratios(account, theirs, lacking), heap[0][0]), account.id, account),)
+
+    def _losing_accounts(self) -> dict[Account, list[Account]]:
+        """Projects that have victims, by the root of their tree."""
         if self._by_root is None:
             self._by_root = {}
             for project in self.victims_by_project():
                 account = self.accounts.by_id[project]
                 self._by_root.setdefault(account.path[0], []).append(account)
-        return self._by_root.get(root, [])
+        return self._by_root
 
-    def rank_again(self, claimant: Account) -> None:
-        """A claimant's tree holds more than before, so its projects may have to yield earlier."""
-        root = claimant.path[0]
-        for lacking, ranks in self._ranks.items():
-            for account in self._accounts_of(root):
-                self._rank(ranks, lacking, account, root)
+    def rank_again(self, accounts: Iterable[Account]) -> None:
+        """What these hold has changed: so has the order in which their trees' projects yield."""
+        roots = {account.path[0].id for account in accounts}
+        for key in [key for key in self._ranks if key[0] in roots]:
+            del self._ranks[key]
 
     def hosts(self, shape: Shape, option: Option) -> Callable[[Room], bool]:
         """Whether a node could host a replica if everything preemptible left it, by node."""
