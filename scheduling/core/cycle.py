@@ -8,7 +8,7 @@ plan.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from scheduling.core import reasons
 from scheduling.core.admission import refusal
@@ -21,6 +21,20 @@ from scheduling.core.reclaim import ReclaimVictims, may_claim
 from scheduling.core.search import Effort, Found, search
 from scheduling.core.state import State
 from scheduling.core.types import Policy, Snapshot, Workload, WorkloadId
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """What one pass tries with each workload.
+
+    Attributes:
+        attempt: Does it; whether more replicas of the workload wait for another turn.
+        key: What makes two tries alike, so that the second need not be made if the first failed.
+    """
+
+    attempt: Callable[[Item], bool]
+    key: Callable[[Item, Option, int], object]
+
 
 ClaimRule = Callable[[State, Item, Option, Effort], Found | None]
 
@@ -56,7 +70,7 @@ def plan(
     cycle.start_claimants()
     state.open()
     # 3. Whatever fits into free capacity starts, in order of projects and workloads.
-    cycle.run(cycle.start_in_free_capacity)
+    cycle.run(cycle.start_in_free_capacity())
     # 4. Scattered free capacity is brought together by moving running work.
     state.lift_shadows()
     cycle.run(cycle.claim_by(_consolidate))
@@ -115,12 +129,21 @@ class _Cycle:
         not_before = item.workload.not_before_s
         return bool(item.pending) and (not_before is None or not_before <= self.state.now_s)
 
-    def run(self, attempt: Callable[[Item], bool]) -> None:
+    def run(self, step: Attempt) -> None:
         """One pass over everything that still waits, in order."""
         self._hopeless.clear()
         self._waiting = [item for item in self._waiting if item.pending and not item.evicted]
         self._queue = Queue(self.state.accounts, self._waiting)
-        self._queue.run(attempt)
+
+        def is_hopeless(item: Item) -> bool:
+            """Every way to place it has failed for one like it in this pass."""
+            count = item.num_next
+            for option in item.options():
+                if option.is_possible and step.key(item, option, count) not in self._hopeless:
+                    return False
+            return True
+
+        self._queue.run(step.attempt, is_hopeless)
 
     # Step 2.
 
@@ -130,26 +153,33 @@ class _Cycle:
 
     # Step 3.
 
-    def start_in_free_capacity(self, item: Item) -> bool:
-        """Start the workload's next replicas if they fit; whether more of them wait for another
-        turn.
-        """
-        count = item.num_next
-        if len(item.pending) < count:
-            return False
-        for option in item.options():
-            if not option.is_possible or self._is_hopeless(item, option, count):
-                continue
-            spots = self.state.find(item, option, count)
-            if spots is None:
-                self._hopeless.add((item.shape.number, option.number, count))
-                continue
-            self.state.start(item, spots)
-            return bool(item.pending)
-        return False
+    def start_in_free_capacity(self) -> Attempt:
+        """Starts a workload's next replicas if they fit."""
 
-    def _is_hopeless(self, item: Item, option: Option, count: int) -> bool:
-        """Whether the same was refused before: capacity and quota only shrink during this step."""
+        def attempt(item: Item) -> bool:
+            count = item.num_next
+            if len(item.pending) < count:
+                return False
+            for option in item.options():
+                if not option.is_possible or self._is_refused(item, option, count):
+                    continue
+                spots = self.state.find(item, option, count)
+                if spots is not None:
+                    self.state.start(item, spots)
+                    return bool(item.pending)
+                self._hopeless.add((item.shape.number, option.number, count))
+            return False
+
+        def key(item: Item, option: Option, count: int) -> object:
+            return (item.shape.number, option.number, count)
+
+        return Attempt(attempt, key)
+
+    def _is_refused(self, item: Item, option: Option, count: int) -> bool:
+        """Whether the same found no place before, or limit or quota forbid it.
+
+        Both stay as they are during this step: capacity and quota only shrink.
+        """
         shape = (item.shape.number, option.number, count)
         admission = (item.account.id, shape, item.is_preemptible)
         if shape in self._hopeless or admission in self._hopeless:
@@ -163,8 +193,8 @@ class _Cycle:
 
     # Steps 4 to 6.
 
-    def claim_by(self, rule: ClaimRule) -> Callable[[Item], bool]:
-        """An attempt to make room for a workload by one rule."""
+    def claim_by(self, rule: ClaimRule) -> Attempt:
+        """Makes room for a workload by one rule."""
         name = rule.__name__.removeprefix("_")
 
         def attempt(item: Item) -> bool:
@@ -173,31 +203,28 @@ class _Cycle:
                 return False
             effort = self._efforts.setdefault(item.id, Effort())
             for option in item.options():
-                key = self._claim_key(rule, item, option, count)
-                if not option.is_possible or key in self._hopeless:
+                claim = key(item, option, count)
+                if not option.is_possible or claim in self._hopeless:
                     continue
                 found = rule(self.state, item, option, effort)
                 if found is not None:
                     self._settle(item, found, name)
                     return bool(item.pending)
-                self._hopeless.add(key)
+                self._hopeless.add(claim)
             return False
 
-        return attempt
+        def key(item: Item, option: Option, count: int) -> object:
+            shape = (item.shape.number, option.number, count)
+            if rule is _consolidate:
+                # It does not matter whose claim it is, except that it must be admitted.
+                is_admitted = item.is_preemptible and not refusal(
+                    item.account, option.amounts, is_preemptible=True, count=count
+                )
+                return (shape, is_admitted)
+            priority = item.priority if rule is _preempt else 0
+            return (shape, item.account.id, priority, item.is_preemptible)
 
-    def _claim_key(self, rule: ClaimRule, item: Item, option: Option, count: int) -> object:
-        """What makes two claims alike: if one failed in this pass, the other is not tried.
-
-        For moving work it does not matter whose claim it is, except that it must be admitted.
-        """
-        shape = (item.shape.number, option.number, count)
-        if rule is _consolidate:
-            is_admitted = item.is_preemptible and not refusal(
-                item.account, option.amounts, is_preemptible=True, count=count
-            )
-            return (shape, is_admitted)
-        priority = item.priority if rule is _preempt else 0
-        return (shape, item.account.id, priority, item.is_preemptible)
+        return Attempt(attempt, key)
 
     def _settle(self, item: Item, found: Found, rule: str) -> None:
         """Victims leave; the claimant starts if its places are free already, else they are held for

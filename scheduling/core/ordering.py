@@ -156,12 +156,22 @@ class Queue:
         parent = branch.account.parent
         return self._root if parent is None else self._branches[parent]
 
-    def run(self, attempt: Callable[[Item], bool]) -> None:
-        """Try each workload in its turn; one for which `attempt` says True gets another turn."""
-        while self._root.children:
-            self._turn(self._root, attempt)
+    def run(self, attempt: Callable[[Item], bool], is_hopeless: Callable[[Item], bool]) -> None:
+        """Try each workload in its turn.
 
-    def _turn(self, branch: _Branch, attempt: Callable[[Item], bool]) -> None:
+        Args:
+            attempt: One for which it says True gets another turn.
+            is_hopeless: What need not be tried is passed over: it takes nobody's turn.
+        """
+        while self._root.children:
+            self._turn(self._root, attempt, is_hopeless)
+
+    def _turn(
+        self,
+        branch: _Branch,
+        attempt: Callable[[Item], bool],
+        is_hopeless: Callable[[Item], bool],
+    ) -> None:
         if branch.is_stale:
             branch.children = [
                 (project_key(child.account, child.next_amounts() or (), self._capacity), child)
@@ -173,9 +183,11 @@ class Queue:
             _, item = heappop(branch.items)
             if attempt(item):
                 heappush(branch.items, (workload_key(item), item))
+            while branch.items and is_hopeless(branch.items[0][1]):
+                heappop(branch.items)
             return
         _, child = heappop(branch.children)
-        self._turn(child, attempt)
+        self._turn(child, attempt, is_hopeless)
         amounts = child.next_amounts()
         if amounts is not None:
             key = project_key(child.account, amounts, self._capacity)

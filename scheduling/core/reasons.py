@@ -150,6 +150,7 @@ class Waiting:
         self._state = state
         self._cache: dict[object, Reason] = {}
         self._blocks: dict[Pool, int] = {}
+        self._entries: dict[tuple[int, int], Details] = {}
 
     def reason(self, item: Item, effort: Effort | None) -> Reason:
         """Why this workload waits: the first barrier that a person could do something about."""
@@ -376,6 +377,14 @@ class Waiting:
 
     def _entry(self, item: Item, option: Option) -> Details:
         """The numbers of one node type."""
+        key = (item.shape.number, option.number)
+        entry = self._entries.get(key)
+        if entry is None:
+            entry = self._entries[key] = self._free_numbers(option)
+        barrier = self._refusal(item, option)
+        return entry if barrier is None else {**entry, "code": str(barrier.bound)}
+
+    def _free_numbers(self, option: Option) -> Details:
         asked = dict(option.amounts).get(_gpu_number(option.amounts), 0)
         free = sum(pool.free_units * 1000 // pool.unit_capacity for pool in option.pools)
         block = max((self._block(pool) for pool in option.pools), default=0)
@@ -387,15 +396,12 @@ class Waiting:
             "largest_free_gpu_milli": block,
             "free_cpu_milli": sum(pool.free_cpu for pool in option.pools),
             "free_memory_mib": sum(pool.free_memory for pool in option.pools),
+            "code": "no_fit",
         }
-        barrier = self._refusal(item, option)
-        if barrier is not None:
-            entry["code"] = str(barrier.bound)
-        elif not option.pools:
-            entry["code"] = "node_type_offline"
-        else:
-            entry["code"] = "no_fit"
+        if option.pools:
             entry["constraint"] = _constraint(option, asked, block)
+        else:
+            entry["code"] = "node_type_offline"
         return entry
 
     def _block(self, pool: Pool) -> int:
