@@ -44,6 +44,7 @@ def plan(
     policy: Policy,
     now_s: float,
     should_stop: Callable[[], bool] | None = None,
+    on_step: Callable[[str], None] | None = None,
 ) -> Plan:
     """Decide what starts, what stops and why the rest waits.
 
@@ -53,6 +54,7 @@ def plan(
         now_s: The time, on the clock of the snapshot's `started_s` and `not_before_s`.
         should_stop: Asked between tries; True ends the search for victims early, and the reasons
             say so.
+        on_step: Told the name of each step when it is done, for whoever measures.
 
     Returns:
         Evictions and moves in the order decided, then one start or hold for each workload with a
@@ -63,23 +65,36 @@ def plan(
 
     Invariant: planning again on the result changes nothing.
     """
+    done = on_step or _ignore
     # 1. Sums of what runs and waits; fair shares from the top of the tree down.
     state = State(snapshot, policy, now_s, should_stop)
     cycle = _Cycle(state)
+    done("sums_and_shares")
     # 2. Claimants whose held capacity has come free start.
     cycle.start_claimants()
     state.open()
+    done("start_claimants")
     # 3. Whatever fits into free capacity starts, in order of projects and workloads.
     cycle.run(cycle.start_in_free_capacity())
+    done("place")
     # 4. Scattered free capacity is brought together by moving running work.
     state.lift_shadows()
     cycle.run(cycle.claim_by(_consolidate))
+    done("consolidate")
     # 5. Projects below their share take back from those above.
     cycle.run(cycle.claim_by(_reclaim))
+    done("reclaim")
     # 6. Inside a project the higher priority takes from the lower.
     cycle.run(cycle.claim_by(_preempt))
+    done("preempt")
     # 7. Say what was decided, and why the rest waits.
-    return cycle.conclude()
+    decided = cycle.conclude()
+    done("reasons")
+    return decided
+
+
+def _ignore(step: str) -> None:
+    """Nobody measures."""
 
 
 def would_start(
