@@ -12,10 +12,8 @@ Standard library only, without `site`, so that it starts in some 30 ms and stays
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
-import resource
 import signal
 import sys
 import time
@@ -23,7 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from scheduling.agent import folders, namespaces, processes
+from scheduling.agent import folders, namespaces, processes, program
 from scheduling.agent.cgroups import Cgroup, Hierarchy, Limits
 from scheduling.agent.stopping import Stop, Workload
 
@@ -32,30 +30,10 @@ _TICK_S = 0.5
 _TICK_WHILE_STOPPING_S = 0.1
 _LOCK_TRIES, _LOCK_PAUSE_S = 40, 0.05
 _RECORD_TRIES, _RECORD_PAUSE_S = 600, 1.0
-_AWAITED = (signal.SIGCHLD, signal.SIGTERM, signal.SIGUSR1)
-# Python ignores these two; a program that is started must find them as a shell gives them.
-_RESTORED = (signal.SIGPIPE, signal.SIGXFSZ)
+_AWAITED = program.BLOCKED_BEFORE
 _EXPIRED = "lease_expired"
 # Out of the kernel's reach when memory runs out: its death would end the attempt without a record.
 _OOM_SCORE = "-900"
-
-# Stages of the child before it becomes the command, and the field that a person filled in wrongly.
-_STAGES = {b"working_dir": "working_dir", b"command": "command"}
-_REASONS = {
-    errno.ENOENT: "was not found on this node",
-    errno.EACCES: "may not be used by this person (permission denied)",
-    errno.EPERM: "may not be used by this person (permission denied)",
-    errno.ENOTDIR: "is not a folder",
-    errno.ENOEXEC: "is not a program: its first line names no interpreter",
-}
-
-
-class CannotStartError(Exception):
-    """The workload's program could not be started."""
-
-    def __init__(self, field: str, message: str) -> None:
-        super().__init__(message)
-        self.field = field
 
 
 class Shim:
@@ -111,7 +89,7 @@ class Shim:
             else:
                 namespaces.prctl(namespaces.PR_SET_CHILD_SUBREAPER, 1)
             pid_on_host = self.start(host_proc)
-        except (OSError, CannotStartError) as error:
+        except (OSError, program.CannotStartError) as error:
             self.finish(started_at, refusal=error)
             return
         self.note(phase="running", pid=pid_on_host, started_at=started_at)
@@ -140,49 +118,14 @@ class Shim:
         os.close(host_proc)
         if failure:
             os.waitpid(self.main_pid, 0)
-            raise _failure(failure, self.launch)
+            raise program.failure(failure, self.launch)
         return int(pid_on_host)
 
     def become(self, argv: list[str], write_end: int, host_proc: int | None = None) -> None:
-        """In the child: turn into the workload's program. Never returns."""
-        stage = b"node"
-        try:
-            os.setsid()
-            if host_proc is not None:
-                os.write(write_end, os.readlink("self", dir_fd=host_proc).encode())
-            os.write(write_end, b"\n")
-            if self.cgroup is not None:
-                self.cgroup.join()
-            else:
-                _limit_cpus(self.launch["cpu_milli"])
-            _redirect(self.log_fd)
-            self.drop_rights()
-            stage = b"working_dir"
-            os.chdir(self.launch["cwd"])
-            stage = b"command"
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, _AWAITED)
-            for signum in _RESTORED:
-                signal.signal(signum, signal.SIG_DFL)
-            os.execvpe(argv[0], argv, self.launch["env"])
-        except OSError as error:
-            os.write(write_end, b"%s:%d:%s" % (stage, error.errno or 0, str(error).encode()))
-        finally:
-            os._exit(127)
-
-    def drop_rights(self) -> None:
-        """Become the person for whom this runs, with no way back."""
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        if self.launch["use_identity"]:
-            # The shim's own score is inherited and must not protect the workload.
-            Path("/proc/self/oom_score_adj").write_text("0")
-            os.setgroups([self.launch["gid"]])
-            os.setgid(self.launch["gid"])
-            os.setuid(self.launch["uid"])
-        os.umask(0o027)
-        namespaces.prctl(namespaces.PR_SET_NO_NEW_PRIVS, 1)
-        if not self.has_namespace:
-            # There the kernel ends the workload with its first process; here this must do.
-            namespaces.prctl(namespaces.PR_SET_PDEATHSIG, signal.SIGKILL)
+        """In a child: turn into a program of the workload. Never returns."""
+        program.become(
+            self.launch, argv, program.Ends(self.log_fd, write_end, host_proc), self.cgroup
+        )
 
     # ------------------------------------------------------------------ while it runs
 
@@ -198,7 +141,7 @@ class Shim:
 
     def tick(self, signum: int) -> None:
         """Look at everything that may have changed."""
-        if signum == signal.SIGTERM:
+        if signum == signal.SIGTERM or self.is_forgotten():
             self.kill()
             return
         self.read_request()
@@ -207,6 +150,10 @@ class Shim:
         self.cap_log()
         if self.stop is not None and self.stop.step(time.monotonic()):
             self.note(phase=self.stop.phase, is_terminated=self.stop.is_terminated)
+
+    def is_forgotten(self) -> bool:
+        """Whether somebody deleted the attempt's folder, so that no agent will ever find us."""
+        return os.fstat(self.folder_fd).st_nlink == 0
 
     def read_request(self) -> None:
         """Take up what the agent asks for; a file that did not change was taken up already."""
@@ -324,7 +271,7 @@ class Shim:
         record = self.usage() | {"started_at": started_at, "ended_at": time.time()}
         if refusal is not None:
             record["refusal"] = str(refusal)
-            record["field"] = refusal.field if isinstance(refusal, CannotStartError) else ""
+            record["field"] = refusal.field if isinstance(refusal, program.CannotStartError) else ""
         else:
             code = os.waitstatus_to_exitcode(self.main_status or 0)
             if self.stop is not None:
@@ -340,6 +287,8 @@ class Shim:
     def record_exit(self, record: dict[str, Any]) -> None:
         """Write the exit record, waiting for room on a full disk."""
         for _ in range(_RECORD_TRIES):
+            if self.is_forgotten():
+                return
             with suppress(OSError):
                 folders.write_json(folders.EXIT, record, dir_fd=self.folder_fd)
                 return
@@ -373,29 +322,6 @@ def _cgroup(launch: dict[str, Any]) -> Cgroup | None:
 def _checkpoint_folder(folder_fd: int, launch: dict[str, Any]) -> int | None:
     subfolder = launch["checkpoint"]["subfolder"]
     return folders.open_below(folder_fd, f"work/{subfolder}") if subfolder else None
-
-
-def _limit_cpus(cpu_milli: int) -> None:
-    """Without a cgroup: at least bind the workload to as many CPUs as it has cores."""
-    allowed = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, allowed[: max(1, -(-cpu_milli // 1000))])
-
-
-def _redirect(log_fd: int) -> None:
-    null = os.open("/dev/null", os.O_RDONLY)
-    os.dup2(null, 0)
-    os.dup2(log_fd, 1)
-    os.dup2(log_fd, 2)
-
-
-def _failure(failure: bytes, launch: dict[str, Any]) -> Exception:
-    stage, number, text = failure.split(b":", 2)
-    field = _STAGES.get(stage)
-    if field is None:
-        return OSError(int(number), text.decode(errors="replace"))
-    value = launch["cwd_as_given"] if field == "working_dir" else launch["argv"][0]
-    reason = _REASONS.get(int(number), text.decode(errors="replace"))
-    return CannotStartError(field, f"{field}: {value!r} {reason}")
 
 
 def _take_lock(folder_fd: int) -> bool:

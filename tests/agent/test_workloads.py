@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import time
 from dataclasses import replace
 
@@ -172,6 +173,18 @@ def test_a_log_that_grows_too_long_loses_its_older_part_and_says_so(
     output = driver.output(wanted)
     assert re.match(r"\[allot\] the log had reached its limit of 0.0\d* MiB: the older", output)
     assert output.endswith("100000\nend\n")
+
+
+def test_a_workload_ends_when_its_folder_is_deleted(driver: Driver) -> None:
+    wanted = spec("sleep", "1000", kind="interactive")
+    driver.want(wanted)
+    pid = driver.until_phase(wanted, AttemptPhase.RUNNING).pid
+    shutil.rmtree(driver.site.folders.attempt(wanted.attempt_id))
+    assert pid is not None
+    deadline = time.monotonic() + 30
+    while processes.start_ticks(pid) is not None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert processes.start_ticks(pid) is None
 
 
 def test_the_programs_pid_is_the_machines(driver: Driver) -> None:
