@@ -111,7 +111,8 @@ class Stack:
         (self.var.parent / "up.log").write_text("")
 
     def children(self) -> list[psutil.Process]:
-        assert self.process is not None
+        if self.process is None or self.process.poll() is not None:
+            return []
         return psutil.Process(self.process.pid).children(recursive=True)
 
     def workload_processes(self) -> list[psutil.Process]:
