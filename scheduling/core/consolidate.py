@@ -14,6 +14,7 @@ from heapq import nsmallest
 from scheduling.core.admission import refusal
 from scheduling.core.demand import Item, Option, Placed
 from scheduling.core.ledger import Ask, Room, Spot
+from scheduling.core.prospects import Prospects
 from scheduling.core.search import Found
 from scheduling.core.state import State
 
@@ -34,7 +35,7 @@ class _Rearrangement:
         return list({item.id: item for item, _, _ in self.moves}.values())
 
 
-def consolidate(state: State, item: Item, option: Option) -> Found | None:
+def consolidate(state: State, prospects: Prospects, item: Item, option: Option) -> Found | None:
     """Make room for an item's next replicas by moving others, newest first; None if it does not
     pay.
 
@@ -49,7 +50,7 @@ def consolidate(state: State, item: Item, option: Option) -> Found | None:
     start = ledger.mark()
     movable: list[Item] = []
     num_lifted = 0
-    for candidate in _candidates(state, item, option):
+    for candidate in _candidates(state, prospects, item, option):
         num_lifted += len(candidate.running)
         if num_lifted > state.policy.consolidation_max_moves or state.should_stop():
             break
@@ -82,32 +83,32 @@ def _gpu_milli(item: Item) -> int:
     return sum(amount for r, amount in item.shape.first if r >= 2)
 
 
-def _candidates(state: State, item: Item, option: Option) -> list[Item]:
+def _candidates(state: State, prospects: Prospects, item: Item, option: Option) -> list[Item]:
     """Preemptible workloads on the nodes that lack least: lowest priority first, there the
     newest.
     """
     found = {
         other.id: other
-        for room in _rooms(state, item, option)
-        for other, placed in state.victims_on(room.node.name)
-        if placed in other.running and _is_movable(state, other)
+        for room in _rooms(state, prospects, item, option)
+        for other, placed in prospects.victims_on(room.node.name)
+        if placed in other.running and _is_movable(state, prospects, other)
     }
     return sorted(found.values(), key=lambda other: (other.priority, -other.submitted, other.id))
 
 
-def _is_movable(state: State, item: Item) -> bool:
+def _is_movable(state: State, prospects: Prospects, item: Item) -> bool:
     return (
         item.shape.ask.gpu.num_devices > 0
         and not item.moved
         and not item.evicted
         and not any(placed.is_new for placed in item.running)
-        and state.protected_until(item) <= state.now_s
+        and prospects.protected_until(item) <= state.now_s
     )
 
 
-def _rooms(state: State, item: Item, option: Option) -> list[Room]:
+def _rooms(state: State, prospects: Prospects, item: Item, option: Option) -> list[Room]:
     """Nodes with the most free, of those that could host a replica."""
-    hosts = state.hosts(item.shape, option)
+    hosts = prospects.hosts(item.shape, option)
     rooms: list[Room] = []
     for pool in option.pools:
         found = 0

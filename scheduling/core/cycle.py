@@ -17,6 +17,7 @@ from scheduling.core.decisions import Decision, Evict, Hold, Move, Plan, Start
 from scheduling.core.demand import Item, Option
 from scheduling.core.ordering import Queue, workload_key
 from scheduling.core.preempt import PreemptVictims
+from scheduling.core.prospects import Prospects
 from scheduling.core.reclaim import ReclaimVictims, may_claim
 from scheduling.core.search import Effort, Found, search
 from scheduling.core.state import State
@@ -36,7 +37,7 @@ class Attempt:
     key: Callable[[Item, Option, int], object]
 
 
-ClaimRule = Callable[[State, Item, Option, Effort], Found | None]
+ClaimRule = Callable[[State, Prospects, Item, Option, Effort], Found | None]
 
 
 def plan(
@@ -113,20 +114,28 @@ def would_start(
     raise AssertionError("a workload with a pending replica has a Start or a Hold")
 
 
-def _consolidate(state: State, item: Item, option: Option, effort: Effort) -> Found | None:
-    return consolidate(state, item, option) if item.is_preemptible else None
+def _consolidate(
+    state: State, prospects: Prospects, item: Item, option: Option, effort: Effort
+) -> Found | None:
+    return consolidate(state, prospects, item, option) if item.is_preemptible else None
 
 
-def _reclaim(state: State, item: Item, option: Option, effort: Effort) -> Found | None:
-    if not may_claim(item, option) or not state.could_ever_fit(item, option):
+def _reclaim(
+    state: State, prospects: Prospects, item: Item, option: Option, effort: Effort
+) -> Found | None:
+    if not may_claim(item, option) or not prospects.could_ever_fit(item, option):
         return None
-    return search(state, item, option, ReclaimVictims(state, item, option, effort), effort)
+    victims = ReclaimVictims(state, prospects, item, option, effort)
+    return search(state, item, option, victims, effort)
 
 
-def _preempt(state: State, item: Item, option: Option, effort: Effort) -> Found | None:
-    if not state.could_ever_fit(item, option):
+def _preempt(
+    state: State, prospects: Prospects, item: Item, option: Option, effort: Effort
+) -> Found | None:
+    if not prospects.could_ever_fit(item, option):
         return None
-    return search(state, item, option, PreemptVictims(state, item, option, effort), effort)
+    victims = PreemptVictims(state, prospects, item, option, effort)
+    return search(state, item, option, victims, effort)
 
 
 class _Cycle:
@@ -134,6 +143,7 @@ class _Cycle:
 
     def __init__(self, state: State) -> None:
         self.state = state
+        self._prospects = Prospects(state)
         self._queue: Queue | None = None
         self._waiting: list[Item] = [item for item in state.items if self._is_ready(item)]
         self._hopeless: set[object] = set()
@@ -221,7 +231,7 @@ class _Cycle:
                 claim = key(item, option, count)
                 if not option.is_possible or claim in self._hopeless:
                     continue
-                found = rule(self.state, item, option, effort)
+                found = rule(self.state, self._prospects, item, option, effort)
                 if found is not None:
                     self._settle(item, found, name)
                     return bool(item.pending)
@@ -256,8 +266,7 @@ class _Cycle:
             state.start(item, found.spots)
         else:
             state.hold(item, found.spots)
-        state.forget_ceilings(found.spots)
-        state.rank_again([item.account, *(victim.item.account for victim in found.victims)])
+        self._prospects.update(item, [victim.item for victim in found.victims], found.spots)
 
     # Step 7.
 

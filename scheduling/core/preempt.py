@@ -12,6 +12,7 @@ from heapq import heappop, heappush
 
 from scheduling.core.demand import Item, Option
 from scheduling.core.ordering import VictimKey, key_after_shrinking
+from scheduling.core.prospects import Prospects
 from scheduling.core.search import Effort, Usefulness
 from scheduling.core.state import State, Victim
 
@@ -19,14 +20,16 @@ from scheduling.core.state import State, Victim
 class PreemptVictims:
     """The victims of a claimant in its own project: lowest priority first, there the newest."""
 
-    def __init__(self, state: State, item: Item, option: Option, effort: Effort) -> None:
+    def __init__(
+        self, state: State, prospects: Prospects, item: Item, option: Option, effort: Effort
+    ) -> None:
         self._state = state
         self._item = item
         self._option = option
-        self._is_useful = Usefulness(state, item, option, effort)
+        self._is_useful = Usefulness(state, prospects, item, option, effort)
         self._heap: list[tuple[VictimKey, Item]] = [
             (key, other)
-            for key, other in state.victim_heap(item.account.id)
+            for key, other in prospects.victim_heap(item.account.id)
             if other.priority < item.priority
         ]
         self._before = item.account.allocated.copy()

@@ -14,8 +14,9 @@ from scheduling.core.accounts import Account
 from scheduling.core.admission import is_within_quota, is_within_share
 from scheduling.core.demand import Item, Option
 from scheduling.core.ordering import VictimKey, key_after_shrinking
+from scheduling.core.prospects import Loser, Prospects, Side, over_ratios
 from scheduling.core.search import Effort, Usefulness
-from scheduling.core.state import Loser, Side, State, Victim, over_ratios
+from scheduling.core.state import State, Victim
 
 
 def may_claim(item: Item, option: Option) -> bool:
@@ -30,11 +31,14 @@ class ReclaimVictims:
     """The victims of a claimant, in order: from the project most over its quota, then lowest
     priority, then newest."""
 
-    def __init__(self, state: State, item: Item, option: Option, effort: Effort) -> None:
+    def __init__(
+        self, state: State, prospects: Prospects, item: Item, option: Option, effort: Effort
+    ) -> None:
         self._state = state
+        self._prospects = prospects
         self._item = item
         self._option = option
-        self._is_useful = Usefulness(state, item, option, effort)
+        self._is_useful = Usefulness(state, prospects, item, option, effort)
         count = item.num_next
         self._asked = {r: amount * count for r, amount in option.amounts}
         self._lacking = _lacking(state, option, self._asked)
@@ -52,7 +56,7 @@ class ReclaimVictims:
         queue = self._queue
         if queue is None:
             lacking = tuple(self._lacking)
-            queue = self._state.losers(self._item.account, lacking, self._may_lose)
+            queue = self._prospects.losers(self._item.account, lacking, self._may_lose)
             self._queue = queue
         while queue:
             key, _, account = heappop(queue)
@@ -80,7 +84,7 @@ class ReclaimVictims:
     def _side(self, account: Account) -> Side:
         side = self._sides.get(account)
         if side is None:
-            side = self._sides[account] = self._state.side_of(self._item.account, account)
+            side = self._sides[account] = self._prospects.side_of(self._item.account, account)
         return side
 
     def is_enough(self) -> bool:
@@ -147,7 +151,7 @@ class ReclaimVictims:
         """Key of the project's next victim that could help, dropping those that cannot."""
         heap = self._heaps.get(account)
         if heap is None:
-            heap = self._heaps[account] = self._state.victim_heap(account.id).copy()
+            heap = self._heaps[account] = self._prospects.victim_heap(account.id).copy()
         while heap:
             if self._is_useful(heap[0][1]):
                 return heap[0][0]

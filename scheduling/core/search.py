@@ -13,6 +13,7 @@ from typing import Protocol
 from scheduling.core.admission import refusal
 from scheduling.core.demand import Item, Option
 from scheduling.core.ledger import Spot
+from scheduling.core.prospects import Prospects
 from scheduling.core.state import State, Victim
 
 
@@ -153,12 +154,15 @@ class Usefulness:
     """Whether a workload, if it gave way, could help a claimant: it lies where the claimant could
     go, and is past its minimum runtime."""
 
-    __slots__ = ("_effort", "_has_minimum", "_hosts", "_state")
+    __slots__ = ("_effort", "_has_minimum", "_hosts", "_now_s", "_prospects")
 
-    def __init__(self, state: State, item: Item, option: Option, effort: Effort) -> None:
-        self._state = state
+    def __init__(
+        self, state: State, prospects: Prospects, item: Item, option: Option, effort: Effort
+    ) -> None:
+        self._prospects = prospects
         self._effort = effort
-        self._hosts = state.hosts(item.shape, option)
+        self._now_s = state.now_s
+        self._hosts = prospects.hosts(item.shape, option)
         self._has_minimum = bool(state.policy.min_runtime_s)
 
     def __call__(self, other: Item) -> bool:
@@ -170,8 +174,8 @@ class Usefulness:
         return not self._has_minimum or self._is_past_minimum(other)
 
     def _is_past_minimum(self, other: Item) -> bool:
-        until, effort = self._state.protected_until(other), self._effort
-        if until <= self._state.now_s:
+        until, effort = self._prospects.protected_until(other), self._effort
+        if until <= self._now_s:
             return True
         if effort.protected_until is None or until < effort.protected_until:
             effort.protected_until = until

@@ -1,0 +1,266 @@
+"""What could be had if others gave way: who has something to give, and which nodes would help.
+
+Asked for every claim of a cycle, thousands of times, so what was found out is kept as long as it
+holds: the order in which projects yield (ratios only fall while somebody loses), and the most that
+a node could ever have free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from scheduling.core.accounts import Account, parting
+from scheduling.core.demand import Item, Option, Placed, Shape
+from scheduling.core.ledger import Ask, Room, Spot
+from scheduling.core.ordering import VictimKey, victim_key
+from scheduling.core.state import State
+from scheduling.core.types import NodeName, ProjectId
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """The pair of ancestors where a claimant's path and another project's part."""
+
+    mine: Account
+    theirs: Account
+
+
+LossKey = tuple[tuple[float, ...], VictimKey]
+Loser = tuple[LossKey, str, Account]
+
+
+def over_ratios(account: Account, theirs: Account, lacking: Sequence[int]) -> tuple[float, ...]:
+    """Over-ratio at each level from the parting down, negated so that the largest comes first."""
+    return tuple(
+        [-max([level.over_ratio(r) for r in lacking]) for level in account.path[theirs.depth :]]
+    )
+
+
+class Prospects:
+    """Possible victims, and the nodes that they would free, during the claims of one cycle."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._victims: dict[ProjectId, list[Item]] | None = None
+        self._on_node: dict[NodeName, list[tuple[Item, Placed]]] | None = None
+        self._heaps: dict[ProjectId, list[tuple[VictimKey, Item]]] = {}
+        self._by_root: dict[Account, list[Account]] | None = None
+        self._sides: dict[ProjectId, dict[ProjectId, Side]] = {}
+        self._ranks: dict[tuple[ProjectId, tuple[int, ...]], list[Loser]] = {}
+        self._ceilings: dict[NodeName, tuple[int, int, int, list[int]]] = {}
+        self._hosts: dict[tuple[int, int], dict[int, bool]] = {}
+        self._could_fit: dict[tuple[int, int, int], bool] = {}
+
+    # Who could give way.
+
+    def victims_by_project(self) -> dict[ProjectId, list[Item]]:
+        """Preemptible workloads that ran, or were to start, when this was first asked."""
+        if self._victims is None:
+            self._victims = {}
+            for item in self._state.items:
+                if item.is_preemptible and item.running:
+                    self._victims.setdefault(item.account.id, []).append(item)
+        return self._victims
+
+    def victim_heap(self, project: ProjectId) -> list[tuple[VictimKey, Item]]:
+        """A project's workloads that could give way, first victim first; copy it before
+        changing.
+        """
+        heap = self._heaps.get(project)
+        if heap is None:
+            items = self.victims_by_project().get(project, ())
+            heap = sorted((victim_key(item), item) for item in items if item.running)
+            self._heaps[project] = heap
+        return heap
+
+    def protected_until(self, item: Item) -> float:
+        """When the minimum runtime of what runs ends; minus infinity where none applies."""
+        until = float("-inf")
+        minimum = self._state.policy.min_runtime_s
+        if minimum and not item.num_surplus:
+            for placed in item.running:
+                node_type = placed.spot.room.pool.node_type
+                if not placed.is_new and node_type is not None and node_type in minimum:
+                    until = max(until, placed.replica.started_s + minimum[node_type])
+        return until
+
+    # In which order.
+
+    def side_of(self, claimant: Account, other: Account) -> Side:
+        """The pair where another project's path and a claimant's part."""
+        known = self._sides.setdefault(claimant.id, {})
+        side = known.get(other.id)
+        if side is None:
+            pair = parting(claimant, other)
+            assert pair is not None
+            side = known[other.id] = Side(*pair)
+        return side
+
+    def losers(
+        self, claimant: Account, lacking: tuple[int, ...], may_lose: Callable[[Side], bool]
+    ) -> list[Loser]:
+        """Other projects that may lose, those that yield first in front: a heap of lower bounds.
+
+        From outside a tree all see its projects with the same ratios, so these are kept from one
+        claim to the next, tree by tree.
+        """
+        home = claimant.path[0]
+        heap: list[Loser] = []
+        for root, accounts in self._losing_accounts().items():
+            if root is not home:
+                if may_lose(self.side_of(claimant, root)):
+                    heap.extend(self._ranks_of(root, lacking))
+                continue
+            for account in accounts:
+                if parting(claimant, account) is not None:
+                    side = self.side_of(claimant, account)
+                    if may_lose(side):
+                        heap.extend(self._rank(account, side.theirs, lacking))
+        heap.sort()
+        return heap
+
+    def _ranks_of(self, root: Account, lacking: tuple[int, ...]) -> list[Loser]:
+        """The projects of one tree as they rank among those of all others."""
+        ranks = self._ranks.get((root.id, lacking))
+        if ranks is None:
+            ranks = self._ranks[root.id, lacking] = [
+                loser
+                for account in self._losing_accounts()[root]
+                for loser in self._rank(account, root, lacking)
+            ]
+        return ranks
+
+    def _rank(
+        self, account: Account, theirs: Account, lacking: tuple[int, ...]
+    ) -> tuple[Loser, ...]:
+        heap = self.victim_heap(account.id)
+        if not heap:
+            return ()
+        return (((over_ratios(account, theirs, lacking), heap[0][0]), account.id, account),)
+
+    def _losing_accounts(self) -> dict[Account, list[Account]]:
+        """Projects that have victims, by the root of their tree."""
+        if self._by_root is None:
+            self._by_root = {}
+            for project in self.victims_by_project():
+                account = self._state.accounts.by_id[project]
+                self._by_root.setdefault(account.path[0], []).append(account)
+        return self._by_root
+
+    # Where it would help.
+
+    def hosts(self, shape: Shape, option: Option) -> Callable[[Room], bool]:
+        """Whether a node could host a replica if everything preemptible left it, by node."""
+        known = self._hosts.setdefault((shape.number, option.number), {})
+        ask, pools, avoided = shape.ask, option.pools, shape.avoided
+
+        def could(room: Room) -> bool:
+            answer = known.get(room.rank)
+            if answer is None:
+                answer = known[room.rank] = (
+                    room.pool in pools
+                    and room.node.name not in avoided
+                    and self.could_host(room, ask)
+                )
+            return answer
+
+        return could
+
+    def victims_on(self, name: NodeName) -> list[tuple[Item, Placed]]:
+        """Preemptible replicas that ran on a node when it was first asked for."""
+        if self._on_node is None:
+            self._on_node = {}
+            for items in self.victims_by_project().values():
+                for item in items:
+                    for placed in item.running:
+                        node = placed.spot.room.node.name
+                        self._on_node.setdefault(node, []).append((item, placed))
+        return self._on_node.get(name, [])
+
+    def could_ever_fit(self, item: Item, option: Option) -> bool:
+        """Whether the item's next replicas would fit if everything preemptible were gone.
+
+        Told once per request and kept, since places given away later only make it less likely.
+        """
+        key = (item.shape.number, option.number, item.num_next)
+        answer = self._could_fit.get(key)
+        if answer is None:
+            answer = self._could_fit[key] = self._look_for_room(item, option)
+        return answer
+
+    def _look_for_room(self, item: Item, option: Option) -> bool:
+        missing, ask = item.num_next, item.shape.ask
+        hosts = self.hosts(item.shape, option)
+        for pool in option.pools:
+            for room in pool.nodes:
+                if hosts(room):
+                    missing -= self._num_fitting(room, ask)
+                    if missing <= 0:
+                        return True
+        return False
+
+    def _num_fitting(self, room: Room, ask: Ask) -> int:
+        """At most so many replicas fit a node with nothing preemptible on it."""
+        cpu, memory, slots, devices = self._ceilings[room.node.name]
+        fitting = slots
+        if ask.cpu_milli:
+            fitting = min(fitting, cpu // ask.cpu_milli)
+        if ask.memory_mib:
+            fitting = min(fitting, memory // ask.memory_mib)
+        count = ask.gpu.num_devices
+        if count:
+            units = ask.units_per_device(room.pool.gpu_memory_mib)
+            parts = sum([free // units for free in devices])
+            fitting = min(fitting, parts // count)
+        return fitting
+
+    def could_host(self, room: Room, ask: Ask) -> bool:
+        """Whether a replica would fit this node if everything preemptible left it."""
+        if not room.is_indexed:
+            return False
+        ceiling = self._ceilings.get(room.node.name)
+        if ceiling is None:
+            ceiling = self._ceilings[room.node.name] = self._ceiling(room)
+        cpu, memory, slots, devices = ceiling
+        count = ask.gpu.num_devices
+        return (
+            cpu >= ask.cpu_milli
+            and memory >= ask.memory_mib
+            and slots > 0
+            and (
+                count == 0
+                or (
+                    count <= len(devices)
+                    and devices[count - 1] >= ask.units_per_device(room.pool.gpu_memory_mib)
+                )
+            )
+        )
+
+    def _ceiling(self, room: Room) -> tuple[int, int, int, list[int]]:
+        """Most that a node could have free: CPU, memory, replicas, its devices from the
+        emptiest.
+        """
+        cpu, memory, slots, devices = room.cpu, room.memory, room.slots, list(room.devices)
+        for item, placed in self.victims_on(room.node.name):
+            if placed in item.running:
+                cpu += item.shape.ask.cpu_milli
+                memory += item.shape.ask.memory_mib
+                slots += 1
+                for device in placed.spot.devices:
+                    devices[device] += placed.spot.units
+        devices.sort(reverse=True)
+        return cpu, memory, slots, devices
+
+    def update(self, claimant: Item, victims: Iterable[Item], spots: Iterable[Spot]) -> None:
+        """Somebody gave way for good and somebody got these places: forget what that changes."""
+        accounts = {claimant.account, *(victim.account for victim in victims)}
+        roots = {account.path[0].id for account in accounts}
+        for account in accounts:
+            self._heaps.pop(account.id, None)
+        for key in [key for key in self._ranks if key[0] in roots]:
+            del self._ranks[key]
+        for spot in spots:
+            self._ceilings.pop(spot.room.node.name, None)
+            for known in self._hosts.values():
+                known.pop(spot.room.rank, None)
