@@ -13,8 +13,8 @@ from heapq import nsmallest
 
 from scheduling.core.admission import refusal
 from scheduling.core.demand import Item, Option, Placed
-from scheduling.core.ledger import Ask, Room, Spot
 from scheduling.core.prospects import Prospects
+from scheduling.core.rooms import Ask, Room, Spot
 from scheduling.core.search import Found
 from scheduling.core.state import State
 

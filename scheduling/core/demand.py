@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from scheduling.core.accounts import Account, Amounts, Resources
-from scheduling.core.ledger import Ask, Ledger, Pool, Spot
+from scheduling.core.ledger import Ledger
+from scheduling.core.rooms import Ask, Pool, Spot
 from scheduling.core.types import (
     Kind,
     NodeName,

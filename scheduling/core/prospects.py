@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from scheduling.core.accounts import Account, parting
 from scheduling.core.demand import Item, Option, Placed, Shape
-from scheduling.core.ledger import Ask, Room, Spot
 from scheduling.core.ordering import VictimKey, victim_key
+from scheduling.core.rooms import Ask, Room, Spot
 from scheduling.core.state import State
 from scheduling.core.types import NodeName, ProjectId
 

@@ -12,8 +12,8 @@ from typing import Protocol
 
 from scheduling.core.admission import refusal
 from scheduling.core.demand import Item, Option
-from scheduling.core.ledger import Spot
 from scheduling.core.prospects import Prospects
+from scheduling.core.rooms import Spot
 from scheduling.core.state import State, Victim
 
 

@@ -16,7 +16,8 @@ from scheduling.core.accounts import Accounts, Amounts, Resources
 from scheduling.core.admission import refusal
 from scheduling.core.demand import Item, Option, Placed, Shape, Shapes
 from scheduling.core.errors import SnapshotError
-from scheduling.core.ledger import Ask, Ledger, Load, Room, Spot
+from scheduling.core.ledger import Ledger
+from scheduling.core.rooms import Ask, Load, Room, Spot
 from scheduling.core.types import (
     NodeName,
     Placement,

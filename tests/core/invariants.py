@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 
 from scheduling.core.decisions import Evict, Hold, Move, Plan, Start
-from scheduling.core.ledger import Ask
+from scheduling.core.rooms import Ask
 from scheduling.core.scenario import follow
 from scheduling.core.types import (
     CPU,

@@ -1,144 +1,17 @@
-"""Reasons: a code, the numbers compared, and a sentence made from both, for everything the planner
-decides.
-
-Codes and their numbers are listed in `docs/scheduler.md`. The sentences are English; pages
-translate by code.
-"""
+"""Why something waits: the first barrier that a person could do something about."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from scheduling.core.accounts import Account, Amounts
 from scheduling.core.admission import Bound, Refusal, is_within_quota, is_within_share, refusal
 from scheduling.core.decisions import Reason
 from scheduling.core.demand import Item, Option
-from scheduling.core.ledger import Pool
+from scheduling.core.rooms import Pool
+from scheduling.core.reasons.words import Details, Offer, gpus, quantity, unit_suffix
 from scheduling.core.search import Effort
-from scheduling.core.state import Eviction, State
-from scheduling.core.types import ResourceKey
-
-Details = dict[str, object]
-Offer = Mapping[str, object]
-
-
-def gpus(milli: int) -> str:
-    """Thousandths as people read them: 1500 is 1.5, 333 is 0.333."""
-    return f"{milli / 1000:.3f}".rstrip("0").rstrip(".")
-
-
-def quantity(state: State, r: int, amount: int | None) -> str:
-    """An amount of a resource in words."""
-    if amount is None:
-        return "unlimited"
-    if r == 0:
-        return f"{gpus(amount)} cores"
-    if r == 1:
-        return f"{amount / 1024:.1f}".rstrip("0").rstrip(".") + " GiB"
-    return f"{gpus(amount)} GPU"
-
-
-def unit_suffix(r: int) -> str:
-    """The unit in the names of numbers."""
-    return ("cpu_milli", "memory_mib")[r] if r < 2 else "gpu_milli"
-
-
-def main_resource(amounts: Amounts) -> int:
-    """The resource that a request is told by: its GPUs if it has any, else CPU."""
-    return max((r for r, _ in amounts), default=0) if amounts else 0
-
-
-# Starting.
-
-
-def started(state: State, item: Item) -> tuple[Reason, bool]:
-    """Why a workload starts, and whether its project borrows for it."""
-    amounts = item.running[-1].amounts
-    r = main_resource(amounts)
-    if r == 1:
-        r = 0
-    account = item.account
-    is_borrowed = any(account.is_above_quota(q) for q, _ in amounts)
-    asked = dict(amounts).get(r, 0) * sum(1 for placed in item.running if placed.is_new)
-    details: Details = {
-        "resource": state.resources.keys[r],
-        "requested": asked,
-        "allocated": account.allocated[r],
-        "quota": account.quota[r],
-        "fair_share": account.fair[r],
-    }
-    have = f"{account.id} now holds {quantity(state, r, account.allocated[r])}"
-    quota = quantity(state, r, account.quota[r])
-    if is_borrowed:
-        return Reason(
-            "started_borrowing",
-            f"{have} of {quota} quota: the rest is borrowed until its owner asks.",
-            details,
-        ), True
-    return Reason("started_in_quota", f"{have} of {quota} quota.", details), False
-
-
-# Stopping.
-
-
-def evicted(state: State, eviction: Eviction) -> Reason:
-    """Why a workload stops, who gains, and what was compared."""
-    victim, claimant = eviction.victim, eviction.claimant
-    numbers = dict(victim.numbers)
-    if claimant is not None:
-        numbers["claimant"] = claimant.id
-        numbers["claimant_project"] = claimant.account.id
-    cost = victim.item.workload.eviction_cost
-    if cost is not None:
-        numbers["checkpoint_age_s"] = cost.lost_progress_s
-    if eviction.rule == "preempt":
-        message = (
-            f"Gives way to {numbers['claimant']} of the same project, whose priority"
-            f" {numbers['claimant_priority']} is above {numbers['victim_priority']}."
-        )
-        return Reason("preempted", message, numbers)
-    r = state.resources.number[_key(numbers["resource"])]
-
-    def told(name: str) -> str:
-        return quantity(state, r, _amount(numbers, name))
-
-    message = (
-        f"Gives way to {numbers['claimant']} of {numbers['claimant_project']}:"
-        f" {numbers['victim_side']} held {told('victim_allocated')},"
-        f" {told('victim_borrowed')} beyond its quota of {told('victim_quota')},"
-        f" with a fair share of {told('victim_share')};"
-        f" {numbers['claimant_side']} held {told('claimant_allocated')}"
-        f" of {told('claimant_quota')} quota and asked for {told('claimant_requested')}."
-    )
-    return Reason("reclaimed", message, numbers)
-
-
-def moved(item: Item, claimant: Item | None) -> Reason:
-    """Why a workload is moved."""
-    who = "another workload" if claimant is None else claimant.id
-    return Reason(
-        "moved",
-        f"Moves so that scattered free capacity becomes usable for {who}.",
-        {
-            "claimant": None if claimant is None else claimant.id,
-            "from": sorted({placed.spot.room.node.name for placed in item.evicted}),
-            "to": sorted({placement.node for placement in item.moved.values()}),
-        },
-    )
-
-
-def _key(value: object) -> ResourceKey:
-    assert isinstance(value, str)
-    return ResourceKey(value)
-
-
-def _amount(numbers: Mapping[str, object], name: str) -> int | None:
-    value = numbers[name]
-    assert value is None or isinstance(value, int)
-    return value
-
-
-# Waiting.
+from scheduling.core.state import State
 
 
 class Waiting:

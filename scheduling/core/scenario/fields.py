@@ -1,0 +1,161 @@
+"""Parts of a scenario file that stand for themselves: shares, requests, policy."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+from scheduling.core.scenario.json_object import JsonObject
+from scheduling.core.types import (
+    CPU,
+    MEMORY,
+    WHOLE_GPU_MILLI,
+    EvictionCost,
+    GpuRequest,
+    NodeTypeName,
+    Policy,
+    Project,
+    ProjectId,
+    ResourceKey,
+    Share,
+)
+
+
+def read_project(entry: JsonObject) -> Project:
+    parent = entry.get("parent")
+    shares = {
+        ResourceKey("gpu"): _share(entry.child("gpu_milli")),
+        CPU: _share(entry.child("cpu_milli")),
+        MEMORY: _share(entry.child("memory_mib")),
+    }
+    if entry.has("gpu_milli_by_key"):
+        del shares[ResourceKey("gpu")]
+        by_key = entry.child("gpu_milli_by_key")
+        for key, value in by_key.entries():
+            shares[ResourceKey(key)] = _share(JsonObject(value, by_key.at(key)))
+    project = Project(
+        id=ProjectId(entry.text("name")),
+        parent=None if parent is None else ProjectId(entry.text("parent")),
+        priority=entry.integer("priority"),
+        created=entry.integer("created"),
+        shares=shares,
+    )
+    entry.close()
+    return project
+
+
+def _share(entry: JsonObject) -> Share:
+    share = Share(
+        quota=entry.optional_integer("quota", 0),
+        limit=entry.optional_integer("limit", 0),
+        weight=entry.integer("weight", 0),
+    )
+    entry.close()
+    return share
+
+
+def check_ancestors(entry: JsonObject, project: Project, projects: Mapping[str, Project]) -> None:
+    seen = {project.id}
+    parent = project.parent
+    while parent is not None:
+        if parent not in projects:
+            raise entry.fail("parent", f"there is no project {parent!r}")
+        if parent in seen:
+            raise entry.fail("parent", f"{project.id!r} would be its own ancestor")
+        seen.add(parent)
+        parent = projects[parent].parent
+
+
+def gpu_request(entry: JsonObject) -> GpuRequest:
+    milli = entry.optional_integer("gpu_milli", 0)
+    memory = entry.optional_integer("gpu_memory_mib", 1) if entry.has("gpu_memory_mib") else None
+    count = entry.integer("num_devices", 1) if entry.has("num_devices") else 1
+    if (milli is None) == (memory is None):
+        raise entry.fail(
+            "gpu_milli", "either thousandths or memory of a GPU must be given, and not both"
+        )
+    if memory is not None:
+        return GpuRequest(count, None, memory)
+    assert milli is not None
+    if milli == 0:
+        return GpuRequest()
+    if milli > WHOLE_GPU_MILLI:
+        if milli % WHOLE_GPU_MILLI:
+            raise entry.fail(
+                "gpu_milli", f"{milli} is neither a part of a GPU nor a number of whole ones"
+            )
+        if count != 1:
+            raise entry.fail("num_devices", "several whole GPUs are given by gpu_milli alone")
+        return GpuRequest(milli // WHOLE_GPU_MILLI, WHOLE_GPU_MILLI, None)
+    return GpuRequest(count, milli, None)
+
+
+def node_types(entry: JsonObject) -> tuple[NodeTypeName, ...] | None:
+    if not entry.has("node_types") or entry.get("node_types") is None:
+        return None
+    names = entry.texts("node_types")
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise entry.fail("node_types", f"{twice[0]!r} is there twice")
+    return tuple(NodeTypeName(name) for name in names)
+
+
+def optional_type(entry: JsonObject) -> NodeTypeName | None:
+    if not entry.has("node_type") or entry.get("node_type") is None:
+        return None
+    return NodeTypeName(entry.text("node_type"))
+
+
+def optional_number(entry: JsonObject, name: str) -> float | None:
+    return entry.number(name) if entry.has(name) and entry.get(name) is not None else None
+
+
+def optional_text(entry: JsonObject, name: str) -> str:
+    return entry.text(name) if entry.has(name) and entry.get(name) else ""
+
+
+def labels(entry: JsonObject) -> dict[str, str]:
+    return {name: entry.text(name) for name, _ in entry.entries()}
+
+
+def eviction_cost(entry: JsonObject) -> EvictionCost:
+    cost = EvictionCost(
+        save_s=entry.number("save_s", 0),
+        restore_s=entry.number("restore_s", 0),
+        lost_progress_s=entry.number("lost_progress_s", 0),
+    )
+    entry.close()
+    return cost
+
+
+def read_policy(entry: JsonObject) -> Policy:
+    default = Policy()
+
+    def whole(name: str, otherwise: int) -> int:
+        return entry.integer(name, 0) if entry.has(name) else otherwise
+
+    def amount(name: str, otherwise: float) -> float:
+        return entry.number(name, 0) if entry.has(name) else otherwise
+
+    min_runtime: dict[NodeTypeName, float] = {}
+    if entry.has("min_runtime_s"):
+        table = entry.child("min_runtime_s")
+        min_runtime = {NodeTypeName(name): table.number(name, 0) for name, _ in table.entries()}
+    placement: dict[NodeTypeName, str] = {}
+    if entry.has("placement"):
+        table = entry.child("placement")
+        placement = {
+            NodeTypeName(name): table.choice(name, ("bin_pack", "spread"))
+            for name, _ in table.entries()
+        }
+    policy = Policy(
+        min_runtime_s=min_runtime,
+        placement=placement,
+        max_victims=whole("max_victims", default.max_victims),
+        consolidation_max_moves=whole("consolidation_max_moves", default.consolidation_max_moves),
+        consolidation_wait_s=amount("consolidation_wait_s", default.consolidation_wait_s),
+        consolidation_margin=amount("consolidation_margin", default.consolidation_margin),
+        hold_deadline_s=amount("hold_deadline_s", default.hold_deadline_s),
+    )
+    entry.close()
+    return policy
