@@ -107,10 +107,11 @@ def _sentence(table: Mapping[str, Sentence], code: str, details: Details) -> str
 
 def _amount(details: Details, name: str) -> str:
     """An amount of the resource that the details are about, with its unit."""
-    return _of_resource(str(details.get("resource", "")), details[name])
+    return amount_of(str(details.get("resource", "")), details[name])
 
 
-def _of_resource(resource: str, amount: int | None) -> str:
+def amount_of(resource: str, amount: int | None) -> str:
+    """An amount of a resource of the planner (`cpu`, `memory`, `gpu:…`) with its unit."""
     if amount is None:
         return _("no bound")
     if resource == "cpu":
@@ -132,11 +133,11 @@ def type_word(name: object) -> str:
 def _where(details: Details) -> str:
     """`vision, T4` for what is counted per node type, `vision` for the rest."""
     resource = str(details.get("resource", ""))
-    level = _level(details["level"])
+    level = level_word(details["level"])
     return f"{level}, {type_word(resource)}" if resource.startswith("gpu:") else level
 
 
-def _level(name: object) -> str:
+def level_word(name: object) -> str:
     """A project, or the department above it."""
     kind, _colon, rest = str(name).partition(":")
     return _("department %(name)s") % {"name": rest} if kind == "department" and rest else str(name)
@@ -146,7 +147,7 @@ def _unit_amount(details: Details, prefix: str) -> str:
     """`used_gpu_milli`, `used_cpu_milli` or `used_memory_mib`, whichever is there."""
     for suffix, resource in (("gpu_milli", "gpu"), ("cpu_milli", "cpu"), ("memory_mib", "memory")):
         if f"{prefix}_{suffix}" in details:
-            return _of_resource(resource, details[f"{prefix}_{suffix}"])
+            return amount_of(resource, details[f"{prefix}_{suffix}"])
     raise KeyError(prefix)
 
 
@@ -262,15 +263,15 @@ def _mib(value: int | None) -> str:
 def _started(d: Details) -> str:
     values = {"held": _amount(d, "allocated"), "quota": _amount(d, "quota")}
     if d.get("quota") is None:
-        return _("Started; its project now holds %(held)s") % values
-    return _("Started inside quota: its project now holds %(held)s of %(quota)s") % values
+        return _("With it the project holds %(held)s") % values
+    return _("Inside quota: with it the project holds %(held)s of %(quota)s") % values
 
 
 def _started_borrowing(d: Details) -> str:
     values = {"held": _amount(d, "allocated"), "quota": _amount(d, "quota")}
     return (
         _(
-            "Started by borrowing: its project now holds %(held)s with a quota of %(quota)s; "
+            "Borrows: with it the project holds %(held)s at a quota of %(quota)s; "
             "the rest goes back on demand"
         )
         % values
@@ -280,8 +281,8 @@ def _started_borrowing(d: Details) -> str:
 def _reclaimed(d: Details) -> str:
     values = {
         "project": d["claimant_project"],
-        "side": _level(d["claimant_side"]),
-        "victim": _level(d["victim_side"]),
+        "side": level_word(d["claimant_side"]),
+        "victim": level_word(d["victim_side"]),
         "held": _amount(d, "victim_allocated"),
         "borrowed": _amount(d, "victim_borrowed"),
         "quota": _amount(d, "claimant_quota"),

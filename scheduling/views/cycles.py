@@ -21,6 +21,7 @@ from scheduling.models import CycleRecord, Workload
 from scheduling.views.pages import PageRequest, page
 
 ROWS = 50
+SHOWN = ("quota", "limit", "fair_share", "requested", "allocated")
 DEFERRED = ("scenario", "decisions", "numbers")
 
 
@@ -122,13 +123,16 @@ def _is_uuid(text: str) -> bool:
 
 
 def _numbers(stored: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """One row per project and resource, in a stable order."""
+    """One row per project and resource of which it has or wants something, in a stable order."""
     return [
-        {"project": project, "resource": resource, **values}
+        {
+            "project": texts.level_word(project),
+            "resource": resource,
+            **{name: texts.amount_of(resource, values[name]) for name in SHOWN},
+        }
         for project, by_resource in sorted(stored.items())
-        if isinstance(by_resource, Mapping)
         for resource, values in sorted(by_resource.items())
-        if isinstance(values, Mapping)
+        if values["quota"] or values["requested"] or values["allocated"]
     ]
 
 

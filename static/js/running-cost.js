@@ -4,14 +4,13 @@
 (() => {
   const NUMBER = /\d[\d.,\s]*\d|\d/;
 
-  // As the server writes it: a small amount has enough digits to tell it from nothing.
-  const written = (amount) => {
-    const digits = amount >= 0.01 || amount === 0 ? 2 : 4;
-    return new Intl.NumberFormat(document.documentElement.lang, {
-      minimumFractionDigits: digits,
-      maximumFractionDigits: digits,
+  const SMALLEST_SHOWN = 0.01;
+
+  const written = (amount) =>
+    new Intl.NumberFormat(document.documentElement.lang, {
+      minimumFractionDigits: 2,
+      maximumFractionDigits: 2,
     }).format(amount);
-  };
 
   document.addEventListener("allot:samples", ({ detail }) => {
     for (const element of document.querySelectorAll("[data-cost-topic]")) {
@@ -19,7 +18,9 @@
       if (costTopic !== detail.topic) continue;
       const hours = Math.max(0, detail.at - Number(costAt)) / 3600;
       const amount = Number(costAmount) + hours * Number(costPerHour);
-      element.textContent = element.textContent.replace(NUMBER, written(amount));
+      // Below that the server's own words stay.
+      if (amount < SMALLEST_SHOWN) continue;
+      element.textContent = element.textContent.replace("< ", "").replace(NUMBER, written(amount));
     }
   });
 })();
