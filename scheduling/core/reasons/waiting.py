@@ -8,8 +8,8 @@ from scheduling.core.accounts import Account, Amounts
 from scheduling.core.admission import Bound, Refusal, is_within_quota, is_within_share, refusal
 from scheduling.core.decisions import Reason
 from scheduling.core.demand import Item, Option
-from scheduling.core.rooms import Pool
 from scheduling.core.reasons.words import Details, Offer, gpus, quantity, unit_suffix
+from scheduling.core.rooms import Pool
 from scheduling.core.search import Effort
 from scheduling.core.state import State
 
