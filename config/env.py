@@ -37,6 +37,7 @@ KNOWN_NAMES = frozenset(
         "ALLOT_ALLOWED_HOSTS",
         "ALLOT_WORKLOAD_PYTHON",
         "ALLOT_LOG_LEVEL",
+        "ALLOT_RAW_SAMPLE_HOURS",
     }
 )
 
@@ -75,6 +76,8 @@ class Env:
     # Python of the environment that sessions and trainings get.
     workload_python: Path
     log_level: str
+    # How long single samples are kept; what is older lives on in roll-ups.
+    raw_sample_hours: int
 
     @property
     def is_https(self) -> bool:
@@ -215,6 +218,7 @@ def read(environ: Mapping[str, str]) -> Env:
             "ALLOT_WORKLOAD_PYTHON", REPOSITORY / ".venv-workload" / "bin" / "python"
         ),
         log_level=reader.choice("ALLOT_LOG_LEVEL", "INFO", _LOG_LEVELS),
+        raw_sample_hours=reader.integer("ALLOT_RAW_SAMPLE_HOURS", 48, 24, 168),
     )
     if reader.problems:
         raise EnvError(reader.problems)

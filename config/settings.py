@@ -161,6 +161,7 @@ CELERY_BEAT_SCHEDULE = {
         "scheduling.dispatch": 2.0,
         "scheduling.watch_nodes": 5.0,
         "telemetry.expire": 600.0,
+        "telemetry.roll_up": 60.0,
     }.items()
 }
 

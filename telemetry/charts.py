@@ -26,7 +26,7 @@ from telemetry.metrics import Kind, split_subject
 from telemetry.texts import WORDS, MetricWords, Unit
 
 DEFAULT_MINUTES = 30
-MAX_MINUTES = 7 * 24 * 60
+MAX_MINUTES = 366 * 24 * 60
 
 # Longer than this many usual distances without a sample, and the line breaks.
 _GAP_DISTANCES = 3
@@ -99,7 +99,7 @@ def figure_for(
     Args:
         subject: `device:<uuid>`, `workload:<id>` or `node:<name>`.
         metrics: Names as in `telemetry.metrics`.
-        minutes: 1 to 10,080 (a week).
+        minutes: 1 to 527,040 (366 days).
         options: Further fields of `View`.
 
     Raises:

@@ -1,4 +1,8 @@
-"""Reads one subject's samples over a period, thinned so that a chart stays drawable."""
+"""Reads one subject's history, thinned so that a chart stays drawable.
+
+From samples while they are there and the chart is short, else from minutes, else from
+quarter-hours: whatever is finest of what is kept and not finer than the chart can show.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +10,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
+from django.db import connection
 from django.db.models import Avg, DateTimeField, F, Func, Value
+from django.utils import timezone
+from psycopg import sql
 
-from telemetry.metrics import metric_names, split_subject
+from telemetry.ingestion import horizon
+from telemetry.metrics import METRICS, Fold, Kind, metric_names, split_subject
 from telemetry.models import SAMPLE_MODELS
+from telemetry.rollups import KEEP_MINUTES, MINUTE, QUARTER, table_of
 
 SAMPLE_EVERY_S = 5
 MAX_POINTS = 1000
 
 # Widths of means that people read easily, in seconds.
-_WIDTHS_S = (5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600)
+_WIDTHS_S = (5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14_400, 43_200, 86_400)
+
+# Up to this, samples are few enough to be read themselves.
+_SAMPLES_AT_MOST = timedelta(hours=24)
 _ORIGIN = datetime(2000, 1, 1, tzinfo=UTC)
 
 
@@ -51,6 +63,8 @@ def read(subject: str, metrics: Sequence[str], since: datetime, until: datetime)
         if metric not in known:
             raise ValueError(f"metric is {metric!r}: a {kind} has {', '.join(known)}")
     width_s = width_for(until - since)
+    if until - since > _SAMPLES_AT_MOST or since < horizon(timezone.now()):
+        return _read_rolled(kind, name, metrics, since, until)
     samples = SAMPLE_MODELS[kind]._default_manager.filter(
         subject__kind=kind, subject__name=name, at__gte=since, at__lt=until
     )
@@ -72,6 +86,47 @@ def read(subject: str, metrics: Sequence[str], since: datetime, until: datetime)
             .order_by("bucket")
         )
     found = list(rows)
+    return Series(
+        times=tuple(row[0] for row in found),
+        columns={
+            metric: tuple(row[number] for row in found) for number, metric in enumerate(metrics, 1)
+        },
+        width_s=width_s,
+    )
+
+
+def _read_rolled(
+    kind: Kind, name: str, metrics: Sequence[str], since: datetime, until: datetime
+) -> Series:
+    """Means of means, each weighted by the time for which it has data."""
+    source = MINUTE if since >= timezone.now() - KEEP_MINUTES else QUARTER
+    width_s = max(width_for(until - since), int(source.total_seconds()))
+    folds = {metric.name: metric.fold for metric in METRICS[kind]}
+    means = [
+        sql.SQL(
+            "max({x})" if folds[m] is Fold.LAST else "sum({x} * {s}) / NULLIF(sum({s}), 0)"
+        ).format(x=sql.Identifier(m), s=sql.Identifier(f"{m}_s"))
+        for m in metrics
+    ]
+    query = sql.SQL(
+        "SELECT date_bin(%(width)s::interval, at, %(origin)s) AS bucket, {means} FROM {table}"
+        " WHERE subject_id = (SELECT id FROM telemetry_subject"
+        " WHERE kind = %(kind)s AND name = %(name)s)"
+        " AND at >= %(since)s AND at < %(until)s GROUP BY 1 ORDER BY 1"
+    ).format(means=sql.SQL(", ").join(means), table=sql.Identifier(table_of(kind, source)))
+    with connection.cursor() as cursor:
+        cursor.execute(
+            query,
+            {
+                "width": f"{width_s} seconds",
+                "origin": _ORIGIN,
+                "kind": kind.value,
+                "name": name,
+                "since": since,
+                "until": until,
+            },
+        )
+        found = cursor.fetchall()
     return Series(
         times=tuple(row[0] for row in found),
         columns={

@@ -13,6 +13,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
+from django.conf import settings
 from django.db import connection, transaction
 from django.utils import timezone
 from psycopg import sql
@@ -23,7 +24,6 @@ from telemetry.metrics import METRICS, Kind, metric_names, split_subject
 from telemetry.models import SAMPLE_MODELS, Batch, Subject
 
 MAX_AHEAD_S = 300.0
-MAX_AGE_S = 7 * 86_400.0
 
 _MAX_NODE = 63
 _MAX_BATCH_ID = 64
@@ -116,7 +116,7 @@ def _check(samples: Sequence[Sample], nodes: Collection[str], now: float) -> _Ch
         UnknownNodeError: a sample is about a node that is not the sender's.
     """
     checked = _Checked()
-    earliest, latest = now - MAX_AGE_S, now + MAX_AHEAD_S
+    earliest, latest = now - max_age_s(), now + MAX_AHEAD_S
     limits = {kind: [(m.name, m.highest) for m in metrics] for kind, metrics in METRICS.items()}
     for sample in samples:
         try:
@@ -150,7 +150,7 @@ def _believable(sample: Sample, limits: list[tuple[str, float]], checked: _Check
 def _time_refused(sample: Sample, now: float) -> str:
     return (
         f"{sample.subject}: at is {sample.at - now:+.0f} s from now, outside "
-        f"{-MAX_AGE_S:.0f} to {MAX_AHEAD_S:+.0f} s"
+        f"{-max_age_s():.0f} to {MAX_AHEAD_S:+.0f} s"
     )
 
 
@@ -179,13 +179,27 @@ def _enter(batch: SampleBatch, checked: _Checked, now: datetime) -> Batch | None
             "num_refused": checked.num_refused,
             "num_dropped": batch.num_dropped,
             "note": "\n".join(checked.notes),
+            **_span(checked),
         },
     )
     return entry if is_new else None
 
 
+def _span(checked: _Checked) -> dict[str, object]:
+    """Which stretch of time the roll-ups must make anew."""
+    times = _times(checked)
+    if not times:
+        return {}
+    first, last = (datetime.fromtimestamp(at, UTC) for at in (min(times), max(times)))
+    return {"first_at": first, "last_at": last, "is_rolled": False}
+
+
+def _times(checked: _Checked) -> set[float]:
+    return {at for by_name in checked.rows.values() for rows in by_name.values() for at, _ in rows}
+
+
 def _store(checked: _Checked) -> int:
-    times = {at for by_name in checked.rows.values() for rows in by_name.values() for at, _ in rows}
+    times = _times(checked)
     # One value per time, shared by all rows of a round.
     instants = {at: datetime.fromtimestamp(at, UTC) for at in times}
     partitions.ensure_days({instant.date() for instant in instants.values()})
@@ -248,4 +262,9 @@ def _known_numbers(kind: Kind, names: Collection[str]) -> dict[str, int]:
 
 def horizon(now: datetime) -> datetime:
     """Before this, no sample is accepted any more."""
-    return now - timedelta(seconds=MAX_AGE_S)
+    return now - timedelta(seconds=max_age_s())
+
+
+def max_age_s() -> float:
+    """How late a sample may come: while its neighbours are still there to be rolled up with it."""
+    return float(settings.ALLOT.raw_sample_hours * 3600)

@@ -19,6 +19,17 @@ class Kind(StrEnum):
     NODE = "node"
 
 
+class Fold(StrEnum):
+    """What stands for many samples of a metric in a roll-up."""
+
+    MEAN = "mean"
+    """The mean over time, with the seconds for which there is data."""
+    PEAK = "peak"
+    """The mean, and the highest value beside it."""
+    LAST = "last"
+    """The highest value only: counters that only grow, and codes, have no mean."""
+
+
 @dataclass(frozen=True, slots=True)
 class Metric:
     """One value of a subject.
@@ -30,6 +41,7 @@ class Metric:
 
     name: str
     highest: float
+    fold: Fold = Fold.MEAN
 
 
 _PERCENT = 100.0
@@ -37,33 +49,52 @@ _PERCENT = 100.0
 # that has a whole device to itself.
 _PERCENT_OF_GRANT = 10_000.0
 _MEMORY_MIB = 64.0 * 1024 * 1024  # 64 TiB
+_DISK_MIB = 1024.0 * _MEMORY_MIB
 _CORES = 65_536.0
 _BYTES_PER_S = 1e12  # 8 Tbit/s
+_COUNT = 1e12
+_XID = 1000.0
 
 METRICS: dict[Kind, tuple[Metric, ...]] = {
     Kind.DEVICE: (
         Metric("gpu_util_percent", _PERCENT),
         Metric("memory_util_percent", _PERCENT),
-        Metric("memory_used_mib", _MEMORY_MIB),
-        Metric("power_w", 100_000.0),
-        Metric("temperature_c", 300.0),
+        Metric("memory_used_mib", _MEMORY_MIB, Fold.PEAK),
+        Metric("power_w", 100_000.0, Fold.PEAK),
+        Metric("temperature_c", 300.0, Fold.PEAK),
         Metric("sm_clock_mhz", 100_000.0),
         Metric("memory_clock_mhz", 100_000.0),
+        Metric("encoder_util_percent", _PERCENT),
+        Metric("decoder_util_percent", _PERCENT),
+        Metric("memory_temperature_c", 300.0, Fold.PEAK),
+        Metric("throttled_percent", _PERCENT),
+        Metric("pcie_rx_bytes_per_s", _BYTES_PER_S),
+        Metric("pcie_tx_bytes_per_s", _BYTES_PER_S),
+        Metric("pcie_replays", _COUNT, Fold.LAST),
+        Metric("ecc_corrected", _COUNT, Fold.LAST),
+        Metric("ecc_uncorrected", _COUNT, Fold.LAST),
+        Metric("remapped_rows_corrected", _COUNT, Fold.LAST),
+        Metric("remapped_rows_uncorrected", _COUNT, Fold.LAST),
+        Metric("xid", _XID, Fold.LAST),
     ),
     Kind.WORKLOAD: (
         Metric("cpu_cores", _CORES),
         Metric("cpu_throttled_s_per_s", _CORES),
-        Metric("memory_mib", _MEMORY_MIB),
+        Metric("memory_mib", _MEMORY_MIB, Fold.PEAK),
         Metric("net_rx_bytes_per_s", _BYTES_PER_S),
         Metric("net_tx_bytes_per_s", _BYTES_PER_S),
         Metric("gpu_util_percent", _PERCENT_OF_GRANT),
-        Metric("gpu_memory_mib", _MEMORY_MIB),
+        Metric("gpu_memory_mib", _MEMORY_MIB, Fold.PEAK),
     ),
     Kind.NODE: (
         Metric("cpu_cores", _CORES),
-        Metric("memory_mib", _MEMORY_MIB),
+        Metric("memory_mib", _MEMORY_MIB, Fold.PEAK),
         Metric("net_rx_bytes_per_s", _BYTES_PER_S),
         Metric("net_tx_bytes_per_s", _BYTES_PER_S),
+        Metric("disk_read_bytes_per_s", _BYTES_PER_S),
+        Metric("disk_write_bytes_per_s", _BYTES_PER_S),
+        Metric("disk_used_mib", _DISK_MIB, Fold.PEAK),
+        Metric("disk_free_mib", _DISK_MIB),
     ),
 }
 

@@ -4,6 +4,9 @@ One table per kind of subject, one column per metric, NULL where there is no dat
 those of `telemetry.metrics`. The sample tables are partitioned by day (UTC), so that expiry drops
 tables instead of deleting rows: the migration creates them, `telemetry.partitions` their parts.
 They have no foreign-key constraint: checking it for each row costs more than writing the row.
+
+The roll-ups to minutes and quarter-hours are tables of the same kind without models: only the SQL
+in `telemetry.rollups` reads and writes them.
 """
 
 from __future__ import annotations
@@ -66,6 +69,18 @@ class DeviceSample(SampleRow):
     temperature_c = _value()
     sm_clock_mhz = _value()
     memory_clock_mhz = _value()
+    encoder_util_percent = _value()
+    decoder_util_percent = _value()
+    memory_temperature_c = _value()
+    throttled_percent = _value()
+    pcie_rx_bytes_per_s = _value()
+    pcie_tx_bytes_per_s = _value()
+    pcie_replays = _value()
+    ecc_corrected = _value()
+    ecc_uncorrected = _value()
+    remapped_rows_corrected = _value()
+    remapped_rows_uncorrected = _value()
+    xid = _value()
 
 
 class WorkloadSample(SampleRow):
@@ -83,6 +98,10 @@ class NodeSample(SampleRow):
     memory_mib = _value()
     net_rx_bytes_per_s = _value()
     net_tx_bytes_per_s = _value()
+    disk_read_bytes_per_s = _value()
+    disk_write_bytes_per_s = _value()
+    disk_used_mib = _value()
+    disk_free_mib = _value()
 
 
 SAMPLE_MODELS: dict[Kind, type[SampleRow]] = {
@@ -99,6 +118,8 @@ class Batch(models.Model):
         num_stored: New rows.
         num_refused: Samples and single values that were not believed; `note` says the first ones.
         num_dropped: Samples that the node could not keep until it could send them.
+        first_at, last_at: Times of its first and last sample; None when none was stored.
+        is_rolled: Whether the roll-ups contain it.
     """
 
     node = models.CharField(max_length=63)
@@ -109,6 +130,9 @@ class Batch(models.Model):
     num_refused = models.PositiveIntegerField(default=0)
     num_dropped = models.PositiveIntegerField(default=0)
     note = models.TextField(blank=True)
+    first_at = models.DateTimeField(null=True)
+    last_at = models.DateTimeField(null=True)
+    is_rolled = models.BooleanField(default=True)
 
     class Meta:
         ordering = ("-received_at",)
@@ -117,6 +141,23 @@ class Batch(models.Model):
         constraints: ClassVar = [
             models.UniqueConstraint(fields=["node", "batch_id"], name="batch_unique"),
         ]
+        indexes: ClassVar = [
+            models.Index(fields=["last_at"], name="batch_to_roll", condition=Q(is_rolled=False)),
+        ]
 
     def __str__(self) -> str:
         return f"{self.node} {self.batch_id}"
+
+
+class RolledQuarter(models.Model):
+    """When the samples of a quarter-hour were last rolled up: later sums of it are made anew."""
+
+    at = models.DateTimeField(primary_key=True)
+    rolled_at = models.DateTimeField(db_index=True)
+
+    class Meta:
+        verbose_name = _("rolled quarter-hour")
+        verbose_name_plural = _("rolled quarter-hours")
+
+    def __str__(self) -> str:
+        return f"{self.at:%Y-%m-%d %H:%M}"
