@@ -38,13 +38,13 @@ def codes_in(path: Path, function: str, position: int = 0) -> set[str]:
 
 
 def test_every_code_of_the_core_has_a_sentence() -> None:
-    codes = set().union(*(codes_in(path, "Reason") for path in CORE.glob("*.py")))
+    codes = set().union(*(codes_in(path, "Reason") for path in CORE.rglob("*.py")))
     assert len(codes) > 10
     assert codes <= set(texts.known_codes()["reasons"])
 
 
 def test_every_event_that_services_record_has_a_sentence() -> None:
-    files = list(SERVICES.glob("*.py"))
+    files = list(SERVICES.rglob("*.py"))
     codes = set().union(*(codes_in(path, "record_event", 1) for path in files))
     codes |= set().union(*(codes_in(path, "advance") for path in files))
     assert {"submitted", "ready", "stop_asked"} <= codes
