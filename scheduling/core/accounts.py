@@ -99,6 +99,17 @@ class Account:
         self.fair = zeros.copy()
         self.allocatable: list[int | None] = list(zeros)
 
+    def note(
+        self, amounts: Amounts, count: int, *, is_allocated: bool, is_preemptible: bool
+    ) -> None:
+        """Note, before `Accounts.sum_up`, what one of its workloads holds or waits for."""
+        for r, amount in amounts:
+            self.requested[r] += amount * count
+            if is_allocated:
+                self.allocated[r] += amount * count
+                if not is_preemptible:
+                    self.non_preemptible[r] += amount * count
+
     def borrowed(self, r: int) -> int:
         quota = self.quota[r]
         return 0 if quota is None else max(0, self.allocated[r] - quota)
@@ -175,11 +186,15 @@ class Accounts:
                 for r, amount in amounts:
                     level.non_preemptible[r] += sign * amount
 
-    def request(self, account: Account, amounts: Amounts, sign: int = 1) -> None:
-        """Count amounts as asked for, whether allocated or pending."""
-        for level in account.path:
-            for r, amount in amounts:
-                level.requested[r] += sign * amount
+    def sum_up(self) -> None:
+        """Add what projects hold and ask for to the departments above them, once all is noted."""
+        for account in sorted(self.by_id.values(), key=lambda account: -account.depth):
+            parent = account.parent
+            if parent is not None:
+                for r, amount in enumerate(account.allocated):
+                    parent.allocated[r] += amount
+                    parent.non_preemptible[r] += account.non_preemptible[r]
+                    parent.requested[r] += account.requested[r]
 
     def settle_shares(self) -> None:
         """Set every account's fair and allocatable share, from the top of the tree down."""

@@ -79,6 +79,7 @@ class State:
         self._kept_places: list[tuple[Item, Replica, Placement]] = []
         for workload in sorted(snapshot.workloads, key=lambda w: w.id):
             self._add(workload)
+        self.accounts.sum_up()
         self._keep_places()
         self.accounts.settle_shares()
 
@@ -96,8 +97,7 @@ class State:
         self.items.append(item)
         num_waiting = sum(self._add_replica(item, replica) for replica in workload.replicas)
         if num_waiting:
-            first = shape.first
-            self.accounts.request(account, tuple((r, n * num_waiting) for r, n in first))
+            account.note(shape.first, num_waiting, is_allocated=False, is_preemptible=True)
         if len(item.running) > 1:
             item.running.sort(
                 key=lambda placed: (placed.replica.started_s, *_name_key(placed.replica))
@@ -140,8 +140,7 @@ class State:
         self.ledger.take(spot, item.shape.ask)
         amounts = self.amounts(item.shape, spot)
         item.running.append(Placed(replica, spot, amounts, is_new=False))
-        self.accounts.charge(item.account, amounts, 1, is_preemptible=item.is_preemptible)
-        self.accounts.request(item.account, amounts)
+        item.account.note(amounts, 1, is_allocated=True, is_preemptible=item.is_preemptible)
 
     def _add_leaving(self, item: Item, replica: Replica) -> None:
         spot = self._spot(item, replica.placement)
