@@ -15,6 +15,11 @@ from scheduling.models.attempts import (
     DeviceAllocation,
     DeviceHold,
 )
+from scheduling.models.history import (
+    CapacityInterval,
+    UsageDay,
+    UsageVector,
+)
 from scheduling.models.nodes import (
     Device,
     Node,
@@ -48,6 +53,7 @@ __all__ = [
     "Attempt",
     "AttemptGoal",
     "AttemptPhase",
+    "CapacityInterval",
     "Checkpoint",
     "CheckpointMode",
     "Command",
@@ -61,6 +67,8 @@ __all__ = [
     "Phase",
     "Priority",
     "ProjectUsage",
+    "UsageDay",
+    "UsageVector",
     "Wait",
     "Workload",
     "WorkloadQuerySet",

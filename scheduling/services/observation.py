@@ -33,6 +33,7 @@ from scheduling.models import (
     Workload,
     Zone,
 )
+from scheduling.services import uptime
 from scheduling.services.events import announce_workload, record_event, wake_planner
 from scheduling.services.transitions import advance, lock
 
@@ -61,8 +62,18 @@ def record_nodes(zone: Zone, report: protocol.Report) -> None:
             is_stopping=report.is_stopping,
         )
         changed = zone.is_stopping != report.is_stopping
+        before = dict(
+            Node.objects.filter(name__in=[item.name for item in report.nodes]).values_list(
+                "name", "last_report_at"
+            )
+        )
         for seen in report.nodes:
             changed |= _record_node(zone, seen, now)
+        uptime.seen(
+            {item.name: before.get(item.name) for item in report.nodes},
+            now,
+            bridged_s=GIVEN_UP_AFTER_S,
+        )
         if changed:
             _record_capacity()
             wake_planner("nodes")
@@ -344,7 +355,11 @@ def watch_nodes() -> int:
     """
     now = timezone.now()
     silent = Node.objects.filter(last_report_at__lt=now - timedelta(seconds=LOST_AFTER_S))
-    if silent.exclude(state=NodeState.LOST).update(state=NodeState.LOST):
+    newly_silent = list(silent.exclude(state=NodeState.LOST))
+    if newly_silent:
+        with transaction.atomic():
+            silent.filter(pk__in=[node.pk for node in newly_silent]).update(state=NodeState.LOST)
+            uptime.lost(newly_silent)
         wake_planner("node_lost")
         announce(NODES_TOPIC)
     changed = 0
