@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import os
 import time
 from dataclasses import replace
 
@@ -77,7 +78,7 @@ def test_given_environment_never_replaces_allots_own(driver: Driver) -> None:
     assert driver.output(replace(wanted, env=given, devices=[a_third()])) == "red 333 2\n"
 
 
-@pytest.mark.parametrize("cores", [0.25, 0.5])
+@pytest.mark.parametrize("cores", [0.25, 0.5, pytest.param(2.0, marks=pytest.mark.alone)])
 def test_four_busy_processes_get_exactly_the_cores_of_the_limit(
     driver: Driver, cores: float
 ) -> None:
@@ -90,7 +91,8 @@ def test_four_busy_processes_get_exactly_the_cores_of_the_limit(
     driver.want(wanted)
     driver.until_phase(wanted, AttemptPhase.RUNNING)
     usage = driver.runner.attempts[wanted.attempt_id].usage()
-    driver.until(lambda: (usage.throttled_s() or 0) > 0)
+    if cores < (os.cpu_count() or 1):
+        driver.until(lambda: (usage.throttled_s() or 0) > 0)
 
     def cores_of_a_second() -> float:
         before, began = usage.cpu_usage_s() or 0, time.monotonic()

@@ -38,9 +38,9 @@ class Command(BaseCommand):
             raise CommandError(
                 "there are users already: the demonstration is for an empty database"
             )
+        # Inside, so that nobody is created whose password was never written down.
         with transaction.atomic():
-            logins = create_organisation()
-        _write_logins(settings.ALLOT.var / "logins.txt", logins)
+            _write_logins(settings.ALLOT.var / "logins.txt", create_organisation())
 
 
 def create_organisation() -> dict[str, str]:
