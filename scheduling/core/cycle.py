@@ -33,13 +33,26 @@ class Attempt:
     Attributes:
         attempt: Does it; whether more replicas of the workload wait for another turn.
         key: What makes two tries alike, so that the second need not be made if the first failed.
+        is_worth_trying: Whether it may be tried at all, judged before the pass for all alike.
     """
 
     attempt: Callable[[Item], bool]
     key: Callable[[Item, Option, int], object]
+    is_worth_trying: Callable[[Item], bool]
 
 
-ClaimRule = Callable[[State, Prospects, Item, Option, Effort], Found | None]
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A way to make room for a claimant.
+
+    Attributes:
+        may: Whether a workload may claim by it on a node type.
+        claim: Finds what is needed, and takes it in the state; None if nothing does.
+    """
+
+    name: str
+    may: Callable[[Prospects, Item, Option], bool]
+    claim: Callable[[State, Prospects, Item, Option, Effort], Found | None]
 
 
 @contextmanager
@@ -96,13 +109,13 @@ def plan(
     done("place")
     # 4. Scattered free capacity is brought together by moving running work.
     state.lift_shadows()
-    cycle.run(cycle.claim_by(_consolidate))
+    cycle.run(cycle.claim_by(CONSOLIDATE))
     done("consolidate")
     # 5. Projects below their share take back from those above.
-    cycle.run(cycle.claim_by(_reclaim))
+    cycle.run(cycle.claim_by(RECLAIM))
     done("reclaim")
     # 6. Inside a project the higher priority takes from the lower.
-    cycle.run(cycle.claim_by(_preempt))
+    cycle.run(cycle.claim_by(PREEMPT))
     done("preempt")
     # 7. Say what was decided, and why the rest waits.
     decided = cycle.conclude()
@@ -133,7 +146,7 @@ def would_start(
 def _consolidate(
     state: State, prospects: Prospects, item: Item, option: Option, effort: Effort
 ) -> Found | None:
-    return consolidate(state, prospects, item, option) if item.is_preemptible else None
+    return consolidate(state, prospects, item, option)
 
 
 def _reclaim(
@@ -154,6 +167,23 @@ def _preempt(
     return search(state, item, option, victims, effort)
 
 
+def _has_lower_priority(prospects: Prospects, item: Item, option: Option) -> bool:
+    heap = prospects.victim_heap(item.account.id)
+    return bool(heap) and heap[0][1].priority < item.priority
+
+
+CONSOLIDATE = Rule("consolidate", lambda _, item, option: item.is_preemptible, _consolidate)
+RECLAIM = Rule("reclaim", lambda _, item, option: may_claim(item, option), _reclaim)
+PREEMPT = Rule("preempt", _has_lower_priority, _preempt)
+
+
+def _likeness(item: Item) -> object:
+    """What makes two workloads alike to every rule."""
+    tie = item.chosen_type if item.running or item.held else None
+    shape, count = item.shape.number, item.num_next
+    return (item.account.id, shape, count, item.priority, item.is_preemptible, tie)
+
+
 class _Cycle:
     """The steps of one cycle over its state."""
 
@@ -163,8 +193,7 @@ class _Cycle:
         self._queue: Queue | None = None
         self._waiting: list[Item] = [item for item in state.items if self._is_ready(item)]
         self._hopeless: set[object] = set()
-        self._efforts: dict[str, Effort] = {}
-        self._claimants: list[Item] = []
+        self._efforts: dict[object, Effort] = {}
 
     def _is_ready(self, item: Item) -> bool:
         not_before = item.workload.not_before_s
@@ -174,7 +203,16 @@ class _Cycle:
         """One pass over everything that still waits, in order."""
         self._hopeless.clear()
         self._waiting = [item for item in self._waiting if item.pending and not item.evicted]
-        self._queue = Queue(self.state.accounts, self._waiting)
+        worth: dict[object, bool] = {}
+
+        def is_worth_trying(item: Item) -> bool:
+            alike = _likeness(item)
+            answer = worth.get(alike)
+            if answer is None:
+                answer = worth[alike] = step.is_worth_trying(item)
+            return answer
+
+        self._queue = Queue(self.state.accounts, filter(is_worth_trying, self._waiting))
 
         def is_hopeless(item: Item) -> bool:
             """Every way to place it has failed for one like it in this pass."""
@@ -214,7 +252,7 @@ class _Cycle:
         def key(item: Item, option: Option, count: int) -> object:
             return (item.shape.number, option.number, count)
 
-        return Attempt(attempt, key)
+        return Attempt(attempt, key, lambda item: True)
 
     def _is_refused(self, item: Item, option: Option, count: int) -> bool:
         """Whether the same found no place before, or limit or quota forbid it.
@@ -234,38 +272,43 @@ class _Cycle:
 
     # Steps 4 to 6.
 
-    def claim_by(self, rule: ClaimRule) -> Attempt:
+    def claim_by(self, rule: Rule) -> Attempt:
         """Makes room for a workload by one rule."""
-        name = rule.__name__.removeprefix("_")
 
         def attempt(item: Item) -> bool:
             count = item.num_next
             if len(item.pending) < count:
                 return False
-            effort = self._efforts.setdefault(item.id, Effort())
+            effort = self._efforts.setdefault(_likeness(item), Effort())
             for option in item.options():
                 claim = key(item, option, count)
                 if not option.is_possible or claim in self._hopeless:
                     continue
-                found = rule(self.state, self._prospects, item, option, effort)
+                found = rule.claim(self.state, self._prospects, item, option, effort)
                 if found is not None:
-                    self._settle(item, found, name)
+                    self._settle(item, found, rule.name)
                     return bool(item.pending)
                 self._hopeless.add(claim)
             return False
 
         def key(item: Item, option: Option, count: int) -> object:
             shape = (item.shape.number, option.number, count)
-            if rule is _consolidate:
+            if rule is CONSOLIDATE:
                 # It does not matter whose claim it is, except that it must be admitted.
-                is_admitted = item.is_preemptible and not refusal(
+                is_admitted = not refusal(
                     item.account, option.amounts, is_preemptible=True, count=count
                 )
                 return (shape, is_admitted)
-            priority = item.priority if rule is _preempt else 0
+            priority = item.priority if rule is PREEMPT else 0
             return (shape, item.account.id, priority, item.is_preemptible)
 
-        return Attempt(attempt, key)
+        def is_worth_trying(item: Item) -> bool:
+            return any(
+                option.is_possible and rule.may(self._prospects, item, option)
+                for option in item.options()
+            )
+
+        return Attempt(attempt, key, is_worth_trying)
 
     def _settle(self, item: Item, found: Found, rule: str) -> None:
         """Victims leave; the claimant starts if its places are free already, else they are held for
@@ -304,7 +347,7 @@ class _Cycle:
                 decisions.append(Start(item.id, new, reason, is_borrowed, held, victims))
             elif held or item.pending:
                 holds.append(item)
-                reason = waiting.reason(item, self._efforts.get(item.id))
+                reason = waiting.reason(item, self._efforts.get(_likeness(item)))
                 decisions.append(Hold(item.id, reason, held, victims))
         return Plan(tuple(decisions), state.accounts.numbers(), _positions(holds))
 

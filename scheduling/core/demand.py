@@ -92,6 +92,7 @@ class Item:
         "held",
         "id",
         "is_preemptible",
+        "minimum",
         "moved",
         "num_succeeded",
         "pending",
@@ -108,6 +109,7 @@ class Item:
         self.id = workload.id
         self.account = account
         self.shape = shape
+        self.minimum = workload.min_replicas
         self.priority = workload.priority
         self.submitted = workload.submitted
         self.is_preemptible = workload.is_preemptible and workload.kind is not Kind.INTERACTIVE
@@ -123,24 +125,25 @@ class Item:
     def num_missing(self) -> int:
         """Replicas still missing to the gang's minimum."""
         there = len(self.running) + len(self.held) + self.num_succeeded
-        return max(0, self.workload.min_replicas - there)
+        return max(0, self.minimum - there)
 
     @property
     def num_next(self) -> int:
         """Replicas to be placed in its next turn: the rest of the gang, then one at a time."""
-        return self.num_missing or 1
+        missing = self.minimum - len(self.running) - len(self.held) - self.num_succeeded
+        return missing if missing > 1 else 1
 
     @property
     def gang_state(self) -> int:
         """0 below the minimum, 1 at it, 2 above."""
         there = len(self.running) + len(self.held) + self.num_succeeded
-        minimum = self.workload.min_replicas
+        minimum = self.minimum
         return 0 if there < minimum else 1 if there == minimum else 2
 
     @property
     def num_surplus(self) -> int:
         """Running replicas that the gang could do without."""
-        return max(0, len(self.running) + self.num_succeeded - self.workload.min_replicas)
+        return max(0, len(self.running) + self.num_succeeded - self.minimum)
 
     @property
     def chosen_type(self) -> tuple[bool, NodeTypeName | None]:
