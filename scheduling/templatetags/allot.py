@@ -7,7 +7,7 @@ word and hue. Nothing here decides or queries, except the banners, which ask how
 from __future__ import annotations
 
 import shlex
-from datetime import datetime
+from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
@@ -24,6 +24,7 @@ from django.utils.translation import gettext, pgettext
 from scheduling import formats, texts
 from scheduling.bars import Bar
 from scheduling.models import Node, Wait, Workload
+from scheduling.selectors import Waited
 from scheduling.system import Banner, banners
 
 register = template.Library()
@@ -210,6 +211,16 @@ def ago(moment: datetime | None) -> SafeString | str:
 def since(moment: datetime | None) -> SafeString | str:
     """How long it has lasted, from a moment until now."""
     return _time("since", moment, lambda value: formats.duration(formats.seconds_since(value)))
+
+
+@register.simple_tag
+def in_all(waited: Waited) -> SafeString | str:
+    """How long it has waited in all; goes on while it waits."""
+    text = formats.duration(waited.total_s)
+    if waited.since is None:
+        return text
+    began = timezone.now() - timedelta(seconds=waited.total_s)
+    return format_html('<time class="since" datetime="{}">{}</time>', began.isoformat(), text)
 
 
 @register.simple_tag
