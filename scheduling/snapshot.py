@@ -24,6 +24,10 @@ from scheduling.models import (
     Workload,
 )
 
+SESSION_PRIORITY = 100
+"""Sessions have no priority of their own: inside quota they come before every training of their
+project (at most 90), which gives way to them."""
+
 
 @dataclass(frozen=True, slots=True)
 class Taken:
@@ -156,7 +160,7 @@ def core_workload(row: Workload, replicas: tuple[core.Replica, ...]) -> core.Wor
         id=workload_id(row),
         project=core.ProjectId(row.project.name),
         kind=core.Kind(row.kind),
-        priority=row.priority,
+        priority=SESSION_PRIORITY if row.is_session else row.priority,
         is_preemptible=row.is_preemptible,
         submitted=row.submitted_at.timestamp(),
         gpu=core.GpuRequest(row.num_devices, row.gpu_milli, row.gpu_memory_mib),
