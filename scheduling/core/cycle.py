@@ -228,7 +228,8 @@ class _Cycle:
 
     def start_claimants(self) -> None:
         for item in sorted((i for i in self.state.items if i.held), key=workload_key):
-            self.state.start_held(item)
+            if not self.state.start_held(item):
+                item.waits_for = self.state.leavers_from(placed.spot for placed in item.held)
 
     # Step 3.
 

@@ -9,7 +9,7 @@ and `_held` per node tell the difference to the present one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from scheduling.core.accounts import Accounts, Amounts, Resources
@@ -75,6 +75,7 @@ class State:
         self.movers: list[tuple[Item, Item]] = []
         self._leaving: dict[NodeName, Load] = {}
         self._held: dict[NodeName, Load] = {}
+        self._leavers: dict[NodeName, list[tuple[Item, Spot]]] = {}
         self._shadows: list[tuple[Room, Load]] = []
         self._kept_places: list[tuple[Item, Replica, Placement]] = []
         for workload in sorted(snapshot.workloads, key=lambda w: w.id):
@@ -145,6 +146,16 @@ class State:
     def _add_leaving(self, item: Item, replica: Replica) -> None:
         spot = self._spot(item, replica.placement)
         self._load(self._leaving, spot.room).add(spot, item.shape.ask)
+        self._leavers.setdefault(spot.room.node.name, []).append((item, spot))
+
+    def leavers_from(self, spots: Iterable[Spot]) -> list[Item]:
+        """Who, told to leave before this cycle, is still where these places are."""
+        found: dict[str, Item] = {}
+        for spot in spots:
+            for item, theirs in self._leavers.get(spot.room.node.name, ()):
+                if not spot.devices or set(spot.devices) & set(theirs.devices):
+                    found[item.id] = item
+        return [found[name] for name in sorted(found)]
 
     def _keep_places(self) -> None:
         """Keep what was held for claimants, where it still is theirs to have."""
