@@ -7,10 +7,14 @@ that the division between departments equals what their projects were promised t
 
 from __future__ import annotations
 
+import uuid
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
+
+from django.db.models import Max
+from django.utils import timezone
 
 from projects.models import GpuQuota, NodeType, Project
 from scheduling.core import types as core
@@ -18,6 +22,7 @@ from scheduling.models import (
     Attempt,
     AttemptGoal,
     AttemptPhase,
+    Checkpoint,
     DeviceHold,
     Node,
     NodeState,
@@ -149,9 +154,41 @@ def _unfinished() -> Iterable[Workload]:
     )
 
 
-def _workloads(rows: Iterable[Workload]) -> Iterable[core.Workload]:
+def _workloads(rows: Sequence[Workload]) -> Iterable[core.Workload]:
+    saved = _last_saved(rows)
+    now = timezone.now()
     for row in rows:
-        yield core_workload(row, (_replica(row),))
+        workload = core_workload(row, (_replica(row),))
+        yield replace(workload, eviction_cost=_eviction_cost(row, saved, now))
+
+
+def _last_saved(rows: Sequence[Workload]) -> Mapping[uuid.UUID, datetime]:
+    """When each running attempt last saved."""
+    ids = [row.current_id for row in rows if row.is_preemptible and row.current_id]
+    found = (
+        Checkpoint.objects.filter(attempt__in=ids).values_list("attempt").annotate(Max("saved_at"))
+    )
+    return dict(found)
+
+
+def _eviction_cost(
+    row: Workload, saved: Mapping[uuid.UUID, datetime], now: datetime
+) -> core.EvictionCost | None:
+    """What stopping a running training now would waste, from what was seen of this attempt.
+
+    It may still save when asked, so the lost progress is an upper bound; the time to save is not
+    known before it has.
+    """
+    attempt = row.current
+    if not row.is_preemptible or attempt is None or attempt.started_at is None:
+        return None
+    ready_at = attempt.ready_at or attempt.started_at
+    since = max(saved.get(attempt.pk, attempt.started_at), attempt.started_at)
+    return core.EvictionCost(
+        save_s=0.0,
+        restore_s=max((ready_at - attempt.placed_at).total_seconds(), 0.0),
+        lost_progress_s=max((now - since).total_seconds(), 0.0),
+    )
 
 
 def core_workload(row: Workload, replicas: tuple[core.Replica, ...]) -> core.Workload:

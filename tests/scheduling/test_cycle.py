@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import time
+from datetime import timedelta
+
 import pytest
 from django.db import IntegrityError, transaction
 from django.utils import timezone
 
 from projects.models import WorkloadKind
+from scheduling.agent import protocol
 from scheduling.core.cycle import plan
 from scheduling.core.scenario import load_scenario, run_scenario
 from scheduling.cycle import run_cycle
@@ -259,3 +263,20 @@ class TestTheSchemaRefuses:
             transaction.atomic(),
         ):
             row.save()
+
+
+def test_of_equal_trainings_the_one_that_saved_last_gives_way(organisation: Organisation) -> None:
+    rows = [submitted(training_spec(organisation.language), organisation.lena) for _ in range(8)]
+    run_cycle()
+    for row in rows:
+        organisation.agent.run(row)
+    hour_ago = timezone.now() - timedelta(hours=1)
+    Attempt.objects.update(placed_at=hour_ago, started_at=hour_ago, ready_at=hour_ago)
+    saved = protocol.CheckpointReport(
+        key="step-1", saved_at=time.time(), size_bytes=1, sha256="0" * 64, step=1
+    )
+    organisation.agent.run(rows[3], checkpoints=[saved])
+    (claimant,) = claim_quota(organisation, count=1)
+    assert claimant.reason["code"] == "awaiting_release"
+    victims = Workload.objects.filter(phase=Phase.CHECKPOINTING)
+    assert [row.pk for row in victims] == [rows[3].pk]
