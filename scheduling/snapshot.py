@@ -180,7 +180,9 @@ def _eviction_cost(
     known before it has.
     """
     attempt = row.current
-    if not row.is_preemptible or attempt is None or attempt.started_at is None:
+    if not row.is_preemptible or attempt is None or attempt.phase == AttemptPhase.ENDED:
+        return None
+    if attempt.started_at is None:
         return None
     ready_at = attempt.ready_at or attempt.started_at
     since = max(saved.get(attempt.pk, attempt.started_at), attempt.started_at)
