@@ -163,6 +163,16 @@ def _preempt(
 ) -> Found | None:
     if not prospects.could_ever_fit(item, option):
         return None
+    barrier = refusal(
+        item.account, option.amounts, is_preemptible=item.is_preemptible, count=item.num_next
+    )
+    lower = (
+        other
+        for _, other in prospects.victim_heap(item.account.id)
+        if other.priority < item.priority
+    )
+    if barrier is None and not prospects.could_fit_without(item, option, lower):
+        return None
     victims = PreemptVictims(state, prospects, item, option, effort)
     return search(state, item, option, victims, effort)
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from enum import Enum
 
 from scheduling.core.accounts import Account, parting
 from scheduling.core.demand import Item, Option, Placed, Shape
 from scheduling.core.ordering import VictimKey, victim_key
-from scheduling.core.rooms import Ask, Room, Spot
+from scheduling.core.rooms import Ask, Load, Room, Spot
 from scheduling.core.state import State
 from scheduling.core.types import NodeName, ProjectId
 
@@ -24,6 +25,14 @@ class Side:
 
     mine: Account
     theirs: Account
+
+
+class Excess(Enum):
+    """What a side holds too much of: nothing, beyond its quota, beyond all that it may have."""
+
+    NONE = 0
+    QUOTA = 1
+    SHARE = 2
 
 
 LossKey = tuple[tuple[float, ...], VictimKey]
@@ -120,6 +129,16 @@ class Prospects:
         heap.sort()
         return heap
 
+    def excess(self, theirs: Account, asked: tuple[int, ...]) -> Excess:
+        """What a side is above in some resource that is asked for."""
+        excess = Excess.NONE
+        for r in asked:
+            if theirs.is_above_allocatable(r):
+                return Excess.SHARE
+            if theirs.is_above_quota(r):
+                excess = Excess.QUOTA
+        return excess
+
     def _ranks_of(self, root: Account, lacking: tuple[int, ...]) -> list[Loser]:
         """The projects of one tree as they rank among those of all others."""
         ranks = self._ranks.get((root.id, lacking))
@@ -214,6 +233,33 @@ class Prospects:
             parts = sum([free // units for free in devices])
             fitting = min(fitting, parts // count)
         return fitting
+
+    def could_fit_without(self, item: Item, option: Option, others: Iterable[Item]) -> bool:
+        """Whether one replica would fit some node if these were gone, which is needed at least."""
+        ask = item.shape.ask
+        hosts = self.hosts(item.shape, option)
+        freed: dict[Room, Load] = {}
+        for other in others:
+            for placed in other.running:
+                room = placed.spot.room
+                if hosts(room):
+                    load = freed.get(room)
+                    if load is None:
+                        load = freed[room] = Load(len(room.devices))
+                    load.add(placed.spot, other.shape.ask)
+        for room, load in freed.items():
+            units = ask.units_per_device(room.pool.gpu_memory_mib)
+            fitting = 0
+            for free, more in zip(room.devices, load.devices, strict=True):
+                if free + more >= units:
+                    fitting += 1
+            if (
+                fitting >= ask.gpu.num_devices
+                and room.cpu + load.cpu >= ask.cpu_milli
+                and room.memory + load.memory >= ask.memory_mib
+            ):
+                return True
+        return False
 
     def could_host(self, room: Room, ask: Ask) -> bool:
         """Whether a replica would fit this node if everything preemptible left it."""

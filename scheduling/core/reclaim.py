@@ -7,14 +7,14 @@ order: a project that may not lose is never in the way of one that may.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 
 from scheduling.core.accounts import Account
 from scheduling.core.admission import is_within_quota, is_within_share
 from scheduling.core.demand import Item, Option
 from scheduling.core.ordering import VictimKey, key_after_shrinking
-from scheduling.core.prospects import Loser, Prospects, Side, over_ratios
+from scheduling.core.prospects import Excess, Loser, Prospects, Side, over_ratios
 from scheduling.core.search import Effort, Usefulness
 from scheduling.core.state import State, Victim
 
@@ -25,6 +25,19 @@ def may_claim(item: Item, option: Option) -> bool:
     That non-preemptible work stays within quota is a matter of admission.
     """
     return is_within_share(item.account, option.amounts, item.num_next)
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How a claim would leave one level of the claimant's own path.
+
+    Attributes:
+        holds_below: All levels below it stay within their share.
+    """
+
+    holds_below: bool
+    is_within_quota: bool
+    is_within_share: bool
 
 
 class ReclaimVictims:
@@ -44,7 +57,8 @@ class ReclaimVictims:
         self._lacking = _lacking(state, option, self._asked)
         self._heaps: dict[Account, list[tuple[VictimKey, Item]]] = {}
         self._sides: dict[Account, Side] = {}
-        self._holds: dict[Account, bool] = {}
+        self._standings: dict[Account, Standing] = {}
+        self._asked_numbers = tuple(self._asked)
         self._queue: list[Loser] | None = None
 
     def pick(self) -> Victim | None:
@@ -55,8 +69,7 @@ class ReclaimVictims:
         """
         queue = self._queue
         if queue is None:
-            lacking = tuple(self._lacking)
-            queue = self._prospects.losers(self._item.account, lacking, self._may_lose)
+            queue = self._prospects.losers(self._item.account, tuple(self._lacking), self._may_lose)
             self._queue = queue
         while queue:
             key, _, account = heappop(queue)
@@ -114,25 +127,35 @@ class ReclaimVictims:
             for level in item.account.path[mine.depth + 1 :]
         )
 
+    def _standing_of(self, mine: Account) -> Standing:
+        """How the claim leaves our side at one level; removals on other sides do not change it."""
+        standing = self._standings.get(mine)
+        if standing is None:
+            amounts, count = self._option.amounts, self._item.num_next
+            standing = self._standings[mine] = Standing(
+                holds_below=self._holds_below(mine),
+                is_within_quota=is_within_quota(mine, amounts, count),
+                is_within_share=is_within_share(mine, amounts, count),
+            )
+        return standing
+
     def _may_lose(self, side: Side) -> bool:
         """The other side is above its allocatable share, or above its quota while ours stays
         within quota."""
-        mine, theirs = side.mine, side.theirs
-        if mine not in self._holds:
-            self._holds[mine] = self._holds_below(mine)
-        if not self._holds[mine] or not self._ends_fairly(side, None):
+        standing = self._standing_of(side.mine)
+        if not standing.holds_below:
             return False
-        is_above_quota = False
-        for r in self._asked:
-            if theirs.is_above_allocatable(r):
-                return True
-            is_above_quota = is_above_quota or theirs.is_above_quota(r)
-        return is_above_quota and is_within_quota(mine, self._option.amounts, self._item.num_next)
+        excess = self._prospects.excess(side.theirs, self._asked_numbers)
+        if excess is Excess.NONE or (excess is Excess.QUOTA and not standing.is_within_quota):
+            return False
+        return standing.is_within_share or self._ends_fairly(side, None)
 
     def _ends_fairly(self, side: Side, victim: Victim | None) -> bool:
         """Our side does not end above its share with a ratio at least the other's, which loses
         the victim or, for a first look, nothing."""
         mine, theirs = side.mine, side.theirs
+        if self._standing_of(mine).is_within_share:
+            return True
         for r, asked in self._asked.items():
             after = mine.allocated[r] + asked
             if after <= mine.fair[r]:
