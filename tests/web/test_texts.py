@@ -15,8 +15,8 @@ from scheduling import formats, texts
 from scheduling.models import Event, Wait, Workload
 from tests.web.scene import Scene, make_scene
 
-CORE = Path(texts.__file__).parent / "core"
-SERVICES = Path(texts.__file__).parent / "services"
+CORE = Path(formats.__file__).parent / "core"
+SERVICES = Path(formats.__file__).parent / "services"
 CYRILLIC = re.compile("[а-яё]", re.IGNORECASE)
 
 
