@@ -49,6 +49,9 @@ class PreemptVictims:
             return replace(victim, numbers=numbers)
         return None
 
+    def displaced_by(self, victim: Victim) -> list[Victim]:
+        return []
+
     def is_enough(self) -> bool:
         item = self._item
         account, count = item.account, item.num_next

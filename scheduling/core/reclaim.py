@@ -27,6 +27,10 @@ def may_claim(item: Item, option: Option) -> bool:
     return is_within_share(item.account, option.amounts, item.num_next)
 
 
+Loss = dict[int, int]
+"""Amounts by number of resource."""
+
+
 @dataclass(frozen=True, slots=True)
 class Standing:
     """How a claim would leave one level of the claimant's own path.
@@ -57,6 +61,7 @@ class ReclaimVictims:
         self._lacking = _lacking(state, option, self._asked)
         self._heaps: dict[Account, list[tuple[VictimKey, Item]]] = {}
         self._sides: dict[Account, Side] = {}
+        self._taken: dict[Account, list[Victim]] = {}
         self._standings: dict[Account, Standing] = {}
         self._asked_numbers = tuple(self._asked)
         self._queue: list[Loser] | None = None
@@ -100,22 +105,47 @@ class ReclaimVictims:
             side = self._sides[account] = self._prospects.side_of(self._item.account, account)
         return side
 
+    def displaced_by(self, victim: Victim) -> list[Victim]:
+        """Earlier victims of the same side that would no longer be eligible if judged last.
+
+        One victim, being all or nothing, may drop its side below what it may keep; two together
+        may not, if one of them would do: or a small workload inside its quota would go with the
+        large one that borrows, claim its place back, and so on in turn.
+        """
+        side = self._side(victim.item.account)
+        taken = self._taken.setdefault(side.theirs, [])
+        loss = _loss(victim)
+        displaced = [other for other in taken if not self._may_lose_last(side, loss, _loss(other))]
+        for other in displaced:
+            taken.remove(other)
+        taken.append(victim)
+        return displaced
+
     def is_enough(self) -> bool:
         return True
 
     def is_legal(self, victims: list[Victim]) -> bool:
-        """Walk the set through once more: each member must be allowed to lose just before its
-        removal.
-        """
-        state = self._state
-        for victim in reversed(victims):
-            state.put_back(victim)
-        is_legal = True
+        """Each member must be allowed to lose as the last of them, all others being gone."""
         for victim in victims:
             side = self._side(victim.item.account)
-            is_legal = is_legal and self._may_lose(side) and self._ends_fairly(side, victim)
-            state.remove(victim)
-        return is_legal
+            if not self._may_lose_last(side, {}, _loss(victim)):
+                return False
+            if not self._ends_fairly(side, None):
+                return False
+        return True
+
+    def _may_lose_last(self, side: Side, lost: Loss, loss: Loss) -> bool:
+        """Whether a victim already gone, of this loss, could be the last to go after `lost`."""
+        theirs = side.theirs
+        can_redeem = self._standing_of(side.mine).is_within_quota
+        for r in self._asked:
+            held = theirs.allocated[r] - lost.get(r, 0) + loss.get(r, 0)
+            bound, quota = theirs.allocatable[r], theirs.quota[r]
+            if bound is not None and held > bound:
+                return True
+            if can_redeem and quota is not None and held > quota:
+                return True
+        return False
 
     def _holds_below(self, mine: Account) -> bool:
         """Between the parting and the project, the claimant's side must stay within its share as
@@ -197,6 +227,15 @@ class ReclaimVictims:
             "victim_share": theirs.fair[r],
             "victim_borrowed": theirs.borrowed(r),
         }
+
+
+def _loss(victim: Victim) -> Loss:
+    """What a victim's side loses with it."""
+    loss: Loss = {}
+    for placed in (*victim.replicas, *victim.held):
+        for r, amount in placed.amounts:
+            loss[r] = loss.get(r, 0) + amount
+    return loss
 
 
 def _lacking(state: State, option: Option, asked: dict[int, int]) -> list[int]:

@@ -23,6 +23,9 @@ class VictimSource(Protocol):
     def pick(self) -> Victim | None:
         """The next victim, not yet removed; None when nobody else may lose."""
 
+    def displaced_by(self, victim: Victim) -> list[Victim]:
+        """Earlier victims that must return if this one is taken as well."""
+
     def is_enough(self) -> bool:
         """Whether with what is removed by now the rule lets the claimant in."""
 
@@ -83,6 +86,9 @@ def search(
             for removed in reversed(victims):
                 state.put_back(removed)
             return None
+        for other in source.displaced_by(victim):
+            state.put_back(other)
+            victims.remove(other)
         state.remove(victim)
         victims.append(victim)
         effort.num_tried += 1
