@@ -114,8 +114,14 @@ class ReclaimVictims:
         """
         side = self._side(victim.item.account)
         taken = self._taken.setdefault(side.theirs, [])
-        loss = _loss(victim)
-        displaced = [other for other in taken if not self._may_lose_last(side, loss, _loss(other))]
+        loss = _loss([victim])
+        displaced = [
+            other
+            for group in _by_item(taken)
+            if group[0].item is not victim.item
+            and not self._may_lose_last(side, loss, _loss(group))
+            for other in group
+        ]
         for other in displaced:
             taken.remove(other)
         taken.append(victim)
@@ -126,9 +132,9 @@ class ReclaimVictims:
 
     def is_legal(self, victims: list[Victim]) -> bool:
         """Each member must be allowed to lose as the last of them, all others being gone."""
-        for victim in victims:
-            side = self._side(victim.item.account)
-            if not self._may_lose_last(side, {}, _loss(victim)):
+        for group in _by_item(victims):
+            side = self._side(group[0].item.account)
+            if not self._may_lose_last(side, {}, _loss(group)):
                 return False
             if not self._ends_fairly(side, None):
                 return False
@@ -229,12 +235,21 @@ class ReclaimVictims:
         }
 
 
-def _loss(victim: Victim) -> Loss:
-    """What a victim's side loses with it."""
+def _by_item(victims: list[Victim]) -> list[list[Victim]]:
+    """What each workload gives up, its surplus replicas and the rest together."""
+    groups: dict[str, list[Victim]] = {}
+    for victim in victims:
+        groups.setdefault(victim.item.id, []).append(victim)
+    return list(groups.values())
+
+
+def _loss(victims: list[Victim]) -> Loss:
+    """What their side loses with these."""
     loss: Loss = {}
-    for placed in (*victim.replicas, *victim.held):
-        for r, amount in placed.amounts:
-            loss[r] = loss.get(r, 0) + amount
+    for victim in victims:
+        for placed in (*victim.replicas, *victim.held):
+            for r, amount in placed.amounts:
+                loss[r] = loss.get(r, 0) + amount
     return loss
 
 

@@ -86,7 +86,7 @@ def search(
             for removed in reversed(victims):
                 state.put_back(removed)
             return None
-        for other in source.displaced_by(victim):
+        for other in reversed(source.displaced_by(victim)):
             state.put_back(other)
             victims.remove(other)
         state.remove(victim)
