@@ -8,14 +8,15 @@ from shutil import which
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 
-from tests.e2e.stack import Stack, running_stack
+from scheduling.management.stack import running
+from tests.e2e.stack import Stack
 
 PAGE_LIMIT_MS = 45_000
 
 
 @pytest.fixture(scope="module")
 def stack() -> Iterator[Stack]:
-    with running_stack() as started:
+    with running(Stack) as started:
         yield started
 
 

@@ -13,8 +13,9 @@ import httpx
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
+from scheduling.management.stack import REPOSITORY, until
 from tests.e2e.conftest import PAGE_LIMIT_MS, People
-from tests.e2e.stack import REPOSITORY, Stack, until
+from tests.e2e.stack import Stack
 
 pytestmark = [pytest.mark.e2e, pytest.mark.alone]
 
@@ -312,7 +313,7 @@ def kills_disturb_nobody(stack: Stack, sessions: Sequence[str], trainings: Seque
     assert all(before.values())
     for name in ("web", "worker", "beat", "agent"):
         stack.kill(name)
-    until(lambda: _healthy(stack), "the stack is healthy again")
+    until(stack.is_ready, "the stack is healthy again")
     time.sleep(4)
     for workload in workloads:
         assert phase(stack, workload) in ("running", "completed"), workload
@@ -325,13 +326,6 @@ def kills_disturb_nobody(stack: Stack, sessions: Sequence[str], trainings: Seque
         if not ends:
             assert processes_of(stack, workload) == before[workload]
     assert all(phase(stack, workload) == "running" for workload in sessions)
-
-
-def _healthy(stack: Stack) -> bool:
-    try:
-        return httpx.get(f"{stack.url}/readyz", timeout=5).status_code == httpx.codes.OK
-    except httpx.HTTPError:
-        return False
 
 
 def processes_of(stack: Stack, workload: str) -> set[int]:

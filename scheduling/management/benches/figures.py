@@ -7,10 +7,40 @@ import platform
 import resource
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from argparse import ArgumentParser
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 FORMAT = "bench/1"
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a bench found."""
+
+    params: Mapping[str, object]
+    figures: Mapping[str, Mapping[str, object]]
+    phases: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """One thing that `manage.py bench NAME` measures.
+
+    Attributes:
+        about: One line for the help.
+        add_arguments: Declares the bench's own options.
+        measure: Options in, what was found out; it checks that the result is right before it
+            reports a time.
+        runs, warmup: Defaults.
+    """
+
+    about: str
+    add_arguments: Callable[[ArgumentParser], None]
+    measure: Callable[[Mapping[str, Any]], Report]
+    runs: int = 9
+    warmup: int = 2
 
 
 @dataclass(slots=True)

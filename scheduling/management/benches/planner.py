@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from argparse import ArgumentParser
 from collections import Counter, defaultdict
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
 from random import Random
+from typing import Any
 
 from scheduling.core.cycle import plan, would_start
 from scheduling.core.decisions import Evict, Hold, Plan, Start
@@ -29,6 +31,8 @@ from scheduling.core.types import (
 )
 from scheduling.management.benches.cluster import Size, build
 from scheduling.management.benches.figures import (
+    Bench,
+    Report,
     figure,
     peak_rss_mib,
     phases,
@@ -37,15 +41,6 @@ from scheduling.management.benches.figures import (
 
 SETTLING_CYCLES = 4
 CHURN = 0.02  # of what runs ends before the measured cycle, as between two cycles of a busy hour
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """What a bench found."""
-
-    params: dict[str, int]
-    figures: dict[str, dict[str, object]]
-    phases: dict[str, float]
 
 
 def cycle(size: Size, runs: int, warmup: int) -> Report:
@@ -102,10 +97,26 @@ def reclaim(size: Size, runs: int, warmup: int) -> Report:
     )
 
 
-BENCHES: dict[str, Callable[[Size, int, int], Report]] = {
-    "cycle": cycle,
-    "incremental": incremental,
-    "reclaim": reclaim,
+def _add_arguments(parser: ArgumentParser) -> None:
+    default = Size()
+    for name in SIZES:
+        flag = f"--{name.replace('_', '-')}"
+        parser.add_argument(flag, type=int, default=getattr(default, name))
+
+
+def _bench(about: str, measure: Callable[[Size, int, int], Report]) -> Bench:
+    def with_options(options: Mapping[str, Any]) -> Report:
+        size = Size(**{name: options[name] for name in SIZES})
+        return measure(size, options["runs"], options["warmup"])
+
+    return Bench(about, _add_arguments, with_options)
+
+
+SIZES = ("nodes", "gpus_per_node", "running", "pending", "projects", "seed")
+BENCHES = {
+    "cycle": _bench("a full cycle of the planner", cycle),
+    "incremental": _bench("one new workload on that cluster", incremental),
+    "reclaim": _bench("one GPU claimed back from borrowers", reclaim),
 }
 
 

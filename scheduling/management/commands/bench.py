@@ -1,64 +1,43 @@
 """Measures what Allot promises about its speed, on input made from a seed.
 
-`formats` of the figures: names end in their unit, each with median, 99th percentile and range.
+Figures' names end in their unit; each has median, 99th percentile and range. A bench lives in
+`scheduling.management.benches`, in a module that offers it in `BENCHES`.
 """
 
 import json
 from argparse import ArgumentParser
+from collections.abc import Mapping
+from importlib import import_module
+from pkgutil import iter_modules
 from typing import Any
 
 from django.core.management.base import BaseCommand
 
-from scheduling.management.benches.cluster import Size
-from scheduling.management.benches.figures import FORMAT, machine
-from scheduling.management.benches.planner import BENCHES, Report
+from scheduling.management import benches
+from scheduling.management.benches.figures import FORMAT, Bench, Report, machine
 
 
 class Command(BaseCommand):
     """Runs one bench and prints its figures."""
 
-    help = "Measure the planner."
+    help = "Measure one of the figures that Allot promises."
     requires_system_checks: list[str] = []  # noqa: RUF012  # Django's own declaration
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        """Declare the bench, the size of its input and the way of printing."""
-        default = Size()
-        parser.add_argument("name", choices=sorted(BENCHES))
-        for name in ("nodes", "gpus_per_node", "running", "pending", "projects", "seed"):
-            parser.add_argument(
-                f"--{name.replace('_', '-')}", type=int, default=getattr(default, name)
-            )
-        parser.add_argument("--runs", type=int, default=9)
-        parser.add_argument("--warmup", type=int, default=2)
-        parser.add_argument("--json", action="store_true", help="print one JSON object")
+        """Declare the benches, each with its own options."""
+        names = parser.add_subparsers(dest="name", required=True, metavar="NAME")
+        for name, bench in sorted(all_benches().items()):
+            chosen = names.add_parser(name, help=bench.about)
+            bench.add_arguments(chosen)
+            chosen.add_argument("--runs", type=int, default=bench.runs)
+            chosen.add_argument("--warmup", type=int, default=bench.warmup)
+            chosen.add_argument("--json", action="store_true", help="print one JSON object")
 
     def handle(self, *_args: Any, **options: Any) -> None:
         """Measure and print (`Any`: Django's signature)."""
-        size = Size(
-            nodes=options["nodes"],
-            gpus_per_node=options["gpus_per_node"],
-            running=options["running"],
-            pending=options["pending"],
-            projects=options["projects"],
-            seed=options["seed"],
-        )
-        name, runs, warmup = options["name"], options["runs"], options["warmup"]
-        report = BENCHES[name](size, runs, warmup)
+        report = all_benches()[options["name"]].measure(options)
         if options["json"]:
-            self.stdout.write(
-                json.dumps(
-                    {
-                        "format": FORMAT,
-                        "bench": name,
-                        "params": report.params,
-                        "runs": runs,
-                        "warmup": warmup,
-                        "figures": report.figures,
-                        "phases": report.phases,
-                        "machine": machine(),
-                    }
-                )
-            )
+            self.stdout.write(json.dumps(as_json(options, report)))
         else:
             self._print_table(report)
 
@@ -71,3 +50,25 @@ class Command(BaseCommand):
             )
         for name, seconds in report.phases.items():
             self.stdout.write(f"  {name:<16} {seconds:>10} s")
+
+
+def all_benches() -> dict[str, Bench]:
+    """Every bench by its name."""
+    found: dict[str, Bench] = {}
+    for module in iter_modules(benches.__path__, f"{benches.__name__}."):
+        found.update(getattr(import_module(module.name), "BENCHES", {}))
+    return found
+
+
+def as_json(options: Mapping[str, Any], report: Report) -> dict[str, object]:
+    """A report in the form `bench/1`."""
+    return {
+        "format": FORMAT,
+        "bench": options["name"],
+        "params": report.params,
+        "runs": options["runs"],
+        "warmup": options["warmup"],
+        "figures": report.figures,
+        "phases": report.phases,
+        "machine": machine(),
+    }
