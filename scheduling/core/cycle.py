@@ -22,7 +22,7 @@ from scheduling.core.preempt import PreemptVictims
 from scheduling.core.prospects import Prospects
 from scheduling.core.reclaim import ReclaimVictims, may_claim
 from scheduling.core.search import Effort, Found, search
-from scheduling.core.state import State
+from scheduling.core.state import State, Victim
 from scheduling.core.types import Policy, Snapshot, Workload, WorkloadId
 
 
@@ -39,6 +39,7 @@ class Attempt:
     attempt: Callable[[Item], bool]
     key: Callable[[Item, Option, int], object]
     is_worth_trying: Callable[[Item], bool]
+    may_evict: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +118,10 @@ def plan(
     # 6. Inside a project the higher priority takes from the lower.
     cycle.run(cycle.claim_by(PREEMPT))
     done("preempt")
-    # 7. Say what was decided, and why the rest waits.
+    # 7. Gangs that have been incomplete for too long stop.
+    cycle.stop_stale_gangs()
+    done("stale_gangs")
+    # 8. Say what was decided, and why the rest waits.
     decided = cycle.conclude()
     done("reasons")
     return decided
@@ -222,7 +226,10 @@ class _Cycle:
                 answer = worth[alike] = step.is_worth_trying(item)
             return answer
 
-        self._queue = Queue(self.state.accounts, filter(is_worth_trying, self._waiting))
+        waiting = self._waiting
+        if step.may_evict:
+            waiting = [item for item in waiting if self.state.delayed_until(item) is None]
+        self._queue = Queue(self.state.accounts, filter(is_worth_trying, waiting))
 
         def is_hopeless(item: Item) -> bool:
             """Every way to place it has failed for one like it in this pass."""
@@ -263,7 +270,7 @@ class _Cycle:
         def key(item: Item, option: Option, count: int) -> object:
             return (item.shape.number, option.number, count)
 
-        return Attempt(attempt, key, lambda item: True)
+        return Attempt(attempt, key, lambda item: True, may_evict=False)
 
     def _is_refused(self, item: Item, option: Option, count: int) -> bool:
         """Whether the same found no place before, or limit or quota forbid it.
@@ -319,7 +326,7 @@ class _Cycle:
                 for option in item.options()
             )
 
-        return Attempt(attempt, key, is_worth_trying)
+        return Attempt(attempt, key, is_worth_trying, may_evict=True)
 
     def _settle(self, item: Item, found: Found, rule: str) -> None:
         """Victims leave; the claimant starts if its places are free already, else they are held for
@@ -339,6 +346,27 @@ class _Cycle:
         self._prospects.update(item, [victim.item for victim in found.victims], found.spots)
 
     # Step 7.
+
+    def stop_stale_gangs(self) -> None:
+        """Stop what lost replicas, and did not get them back within its grace."""
+        state = self.state
+        for item in state.items:
+            since = item.workload.incomplete_since_s
+            if since is None or since + state.policy.gang_grace_s > state.now_s:
+                continue
+            is_alone = not item.held and not item.evicted and not item.moved
+            if item.is_preemptible and item.running and item.num_missing and is_alone:
+                ran = len(item.running) + item.num_succeeded
+                numbers: dict[str, object] = {
+                    "running": ran,
+                    "minimum": item.minimum,
+                    "grace_s": state.policy.gang_grace_s,
+                }
+                victim = Victim(item, tuple(item.running), (), numbers)
+                state.remove(victim)
+                state.evict(victim, "stale_gang", None)
+
+    # Step 8.
 
     def conclude(self) -> Plan:
         state = self.state

@@ -84,6 +84,7 @@ class Item:
         running: Placed replicas, those started in this cycle included, in starting order.
         pending: Replicas without a place, in order of name.
         held: Places kept while victims release them.
+        rank: Its priority, raised by aging: for the order of starts only.
     """
 
     __slots__ = (
@@ -97,6 +98,7 @@ class Item:
         "num_succeeded",
         "pending",
         "priority",
+        "rank",
         "running",
         "shape",
         "submitted",
@@ -111,6 +113,7 @@ class Item:
         self.shape = shape
         self.minimum = workload.min_replicas
         self.priority = workload.priority
+        self.rank = workload.priority
         self.submitted = workload.submitted
         self.is_preemptible = workload.is_preemptible and workload.kind is not Kind.INTERACTIVE
         self.running: list[Placed] = []

@@ -21,12 +21,12 @@ VictimKey = tuple[int, bool, float, float, str]
 def workload_key(item: Item) -> WorkloadKey:
     """Which workload next, inside a project.
 
-    1. Higher priority.
+    1. Higher priority, raised by aging.
     2. Gangs below their minimum, then at it, then above.
     3. Submitted earlier; an evicted workload keeps its submission, hence its place.
     4. Smaller id.
     """
-    return (-item.priority, item.gang_state, item.submitted, item.id)
+    return (-item.rank, item.gang_state, item.submitted, item.id)
 
 
 def project_key(account: Account, amounts: Amounts, capacity: list[int]) -> ProjectKey:

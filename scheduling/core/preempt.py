@@ -30,7 +30,8 @@ class PreemptVictims:
         self._heap: list[tuple[VictimKey, Item]] = [
             (key, other)
             for key, other in prospects.victim_heap(item.account.id)
-            if other.priority < item.priority
+            # One that starts just now by its age is not undone at once.
+            if other.priority < item.priority and other.rank < item.rank
         ]
         self._before = item.account.allocated.copy()
 

@@ -99,12 +99,28 @@ class State:
         num_waiting = sum(self._add_replica(item, replica) for replica in workload.replicas)
         if num_waiting:
             account.note(shape.first, num_waiting, is_allocated=False, is_preemptible=True)
+        if not item.running:
+            item.rank += self._aging(workload)
         if len(item.running) > 1:
             item.running.sort(
                 key=lambda placed: (placed.replica.started_s, *_name_key(placed.replica))
             )
         if len(item.pending) > 1:
             item.pending.sort(key=_name_key)
+
+    def _aging(self, workload: Workload) -> int:
+        """By how much waiting has raised a workload's priority among those that start."""
+        period, since = self.policy.aging_period_s, workload.waiting_since_s
+        if not period or since is None:
+            return 0
+        return min(int(max(0.0, self.now_s - since) // period), self.policy.aging_bound)
+
+    def delayed_until(self, item: Item) -> float | None:
+        """Until when a waiting workload may cause no eviction; None when it may."""
+        since = item.workload.waiting_since_s
+        if since is None or since + self.policy.preemption_delay_s <= self.now_s:
+            return None
+        return since + self.policy.preemption_delay_s
 
     def _add_replica(self, item: Item, replica: Replica) -> bool:
         """Take a replica in; whether it is still to get a place, or to get one again."""

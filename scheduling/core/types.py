@@ -173,6 +173,8 @@ class Workload:
         not_before_s: Back-off or user-set start; pending until then, but counted in the project's
             request.
         avoided_nodes: Nodes on which its start failed lately.
+        waiting_since_s: Its submission or last eviction, for delay and aging; None knows neither.
+        incomplete_since_s: Since when fewer than the minimum of its replicas have been running.
     """
 
     id: WorkloadId
@@ -192,6 +194,8 @@ class Workload:
     last_error: str = ""
     avoided_nodes: frozenset[NodeName] = frozenset()
     eviction_cost: EvictionCost | None = None
+    waiting_since_s: float | None = None
+    incomplete_since_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +206,10 @@ class Policy:
         min_runtime_s: Per node type, how long preemptible work runs before it may be displaced.
         placement: Per node type `bin_pack` or `spread`; absent is `bin_pack`.
         max_victims: Bound of one claimant's search.
+        preemption_delay_s: A pending workload causes no eviction until it has waited so long.
+        gang_grace_s: A gang that lost replicas is stopped if it is not whole again by then.
+        aging_period_s: Per period waited a workload starts as if of one higher priority; 0 is off.
+        aging_bound: So much higher at most.
         consolidation_max_moves: Replicas moved for one claimant at most; 0 moves nothing.
         consolidation_wait_s: Wait that a claimant is expected to save by others' moving.
         consolidation_margin: So many times must the time saved exceed the time lost by moving.
@@ -210,6 +218,10 @@ class Policy:
     min_runtime_s: Mapping[NodeTypeName, float] = field(default_factory=dict)
     placement: Mapping[NodeTypeName, str] = field(default_factory=dict)
     max_victims: int = 256
+    preemption_delay_s: float = 0.0
+    gang_grace_s: float = 60.0
+    aging_period_s: float = 0.0
+    aging_bound: int = 20
     consolidation_max_moves: int = 16
     consolidation_wait_s: float = 1800.0
     consolidation_margin: float = 1.5

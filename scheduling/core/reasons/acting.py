@@ -48,6 +48,12 @@ def evicted(state: State, eviction: Eviction) -> Reason:
     cost = victim.item.workload.eviction_cost
     if cost is not None:
         numbers["checkpoint_age_s"] = cost.lost_progress_s
+    if eviction.rule == "stale_gang":
+        message = (
+            f"Stops because only {numbers['running']} of {numbers['minimum']} replicas were left"
+            f" for more than {numbers['grace_s']:.0f} s."
+        )
+        return Reason("stale_gang", message, numbers)
     if eviction.rule == "preempt":
         message = (
             f"Gives way to {numbers['claimant']} of the same project, whose priority"

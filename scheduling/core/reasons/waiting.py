@@ -13,6 +13,8 @@ from scheduling.core.rooms import Pool
 from scheduling.core.search import Effort
 from scheduling.core.state import State
 
+_WHERE_EVICTION_COULD_HELP = ("no_fit", "gang_incomplete", "quota_exceeds_capacity")
+
 
 class Waiting:
     """Makes the reasons of everything that waits at the end of a cycle; alike workloads share
@@ -44,6 +46,9 @@ class Waiting:
         reason = self._cache.get(key)
         if reason is None:
             reason = self._cache[key] = self._barrier(item, effort or Effort())
+        until_s = state.delayed_until(item)
+        if until_s is not None and reason.code in _WHERE_EVICTION_COULD_HELP:
+            return _in_delay(until_s, state.now_s, reason)
         return reason
 
     def _barrier(self, item: Item, effort: Effort) -> Reason:
@@ -346,4 +351,14 @@ def _not_yet(item: Item, not_before_s: float, now_s: float) -> Reason:
             "last_error": workload.last_error,
         },
         ({"id": "retry"},),
+    )
+
+
+def _in_delay(until_s: float, now_s: float, barrier: Reason) -> Reason:
+    return Reason(
+        "in_delay",
+        f"May displace others in {until_s - now_s:.0f} s.",
+        {"until_s": until_s},
+        barrier.offers,
+        barrier.per_node_type,
     )

@@ -221,6 +221,8 @@ class _Reader:
             replicas=(),
             node_types=node_types(entry),
             not_before_s=optional_number(entry, "not_before_s"),
+            waiting_since_s=optional_number(entry, "waiting_since_s"),
+            incomplete_since_s=optional_number(entry, "incomplete_since_s"),
             failures=entry.integer("failures", 0) if entry.has("failures") else 0,
             last_error=optional_text(entry, "last_error"),
             avoided_nodes=frozenset(NodeName(name) for name in entry.texts("avoided_nodes"))

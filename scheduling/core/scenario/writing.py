@@ -44,6 +44,10 @@ def _policy(policy: Policy) -> Json:
         "min_runtime_s": dict(policy.min_runtime_s),
         "placement": dict(policy.placement),
         "max_victims": policy.max_victims,
+        "preemption_delay_s": policy.preemption_delay_s,
+        "gang_grace_s": policy.gang_grace_s,
+        "aging_period_s": policy.aging_period_s,
+        "aging_bound": policy.aging_bound,
         "consolidation_max_moves": policy.consolidation_max_moves,
         "consolidation_wait_s": policy.consolidation_wait_s,
         "consolidation_margin": policy.consolidation_margin,
@@ -121,6 +125,10 @@ def _history(workload: Workload) -> Mapping[str, object]:
     entry: Json = {}
     if workload.not_before_s is not None:
         entry["not_before_s"] = workload.not_before_s
+    if workload.waiting_since_s is not None:
+        entry["waiting_since_s"] = workload.waiting_since_s
+    if workload.incomplete_since_s is not None:
+        entry["incomplete_since_s"] = workload.incomplete_since_s
     if workload.failures:
         entry["failures"] = workload.failures
     if workload.last_error:
