@@ -11,15 +11,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 
+import numpy as np
 from django.db import connection, transaction
 from django.utils import timezone
+from numpy.typing import NDArray
 from psycopg import sql
 
 from telemetry import partitions
 from telemetry.metrics import METRICS, Fold, Kind
-from telemetry.models import SAMPLE_MODELS, Batch, RolledQuarter
+from telemetry.models import SAMPLE_MODELS, Batch, RolledQuarter, Subject
 
 MINUTE = timedelta(minutes=1)
 QUARTER = timedelta(minutes=15)
@@ -237,3 +240,61 @@ def _target(kind: Kind, width: timedelta) -> dict[str, sql.Composable]:
         "columns": sql.SQL(", ").join(columns),
         "updates": sql.SQL(", ").join(updates),
     }
+
+
+# ---------------------------------------------------------------- reading
+
+
+@dataclass(frozen=True, slots=True)
+class Quarters:
+    """Quarter-hours of many subjects as arrays: a row per subject and quarter-hour.
+
+    Attributes:
+        names: Of the subjects, by their number.
+        subject: Number of each row's subject.
+        bin: Quarter-hours since the start of what was asked for.
+        values: By column; NaN is no data.
+    """
+
+    names: dict[int, str]
+    subject: NDArray[np.int64]
+    bin: NDArray[np.int64]
+    values: dict[str, NDArray[np.float64]]
+
+
+def read_quarters(kind: Kind, columns: Sequence[str], since: datetime, until: datetime) -> Quarters:
+    """Read columns of all subjects of a kind from `since` up to `until`.
+
+    By binary COPY with rows of one length (NaN stands for NULL on the way), so that numpy reads
+    them as they come: a row costs a microsecond instead of twenty.
+    """
+    picked = [sql.SQL("COALESCE({}::float4, 'NaN')").format(sql.Identifier(c)) for c in columns]
+    query = sql.SQL(
+        "COPY (SELECT subject_id, (EXTRACT(EPOCH FROM at) - {since})::int4 / 900, {columns}"
+        " FROM {table} WHERE at >= {start} AND at < {end}) TO STDOUT (FORMAT BINARY)"
+    ).format(
+        since=sql.Literal(int(since.timestamp())),
+        columns=sql.SQL(", ").join(picked),
+        table=sql.Identifier(table_of(kind, QUARTER)),
+        start=sql.Literal(since),
+        end=sql.Literal(until),
+    )
+    with connection.cursor() as cursor, cursor.copy(query) as copy:
+        data = b"".join(bytes(part) for part in copy)
+    row = np.dtype(
+        [("fields", ">i2"), ("l0", ">i4"), ("subject", ">i4"), ("l1", ">i4"), ("bin", ">i4")]
+        + [pair for c in columns for pair in ((f"length {c}", ">i4"), (c, ">f4"))]
+    )
+    rows = np.frombuffer(data[_COPY_HEADER:-_COPY_TRAILER], dtype=row)
+    numbers = np.unique(rows["subject"]).tolist()
+    names = dict(Subject.objects.filter(pk__in=numbers).values_list("pk", "name"))
+    return Quarters(
+        names=names,
+        subject=rows["subject"].astype(np.int64),
+        bin=rows["bin"].astype(np.int64),
+        values={c: rows[c].astype(np.float64) for c in columns},
+    )
+
+
+# Signature, flags and length of an extension before the rows; a count of -1 after them.
+_COPY_HEADER, _COPY_TRAILER = 19, 2

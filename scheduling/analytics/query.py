@@ -1,0 +1,252 @@
+"""What is asked: read from an address, checked in words.
+
+Periods begin and end on quarter-hours, since sums are kept by quarter-hour and every time zone's
+days begin on one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, time, timedelta
+from zoneinfo import ZoneInfo
+
+from django.conf import settings
+from django.utils.translation import gettext as _
+
+from projects.access import visible_projects
+from projects.models import Project, User
+from scheduling.analytics.measures import QUARTER_S
+from scheduling.analytics.metrics import METRICS, Group, Metric
+
+QUARTER = timedelta(seconds=QUARTER_S)
+MAX_PERIOD = timedelta(days=366)
+MAX_POINTS = 1000
+DEFAULT_PERIOD = timedelta(days=7)
+_EARLIEST_YEAR = 2000
+
+# Hours in a step of less than a day; these divide a day.
+_HOURS = {"15m": 0.25, "30m": 0.5, "1h": 1.0, "2h": 2.0, "3h": 3.0, "6h": 6.0, "12h": 12.0}
+STEPS = (*_HOURS, "1d", "7d", "1mo", "all")
+"""Steps by name; `7d` begins on Mondays, `all` is the whole period as one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wrong:
+    """What is wrong with one parameter; `limit` is what would be right."""
+
+    field: str
+    code: str
+    message: str
+    limit: str | None = None
+
+
+class QueryError(ValueError):
+    """A question that cannot be answered; says everything that is wrong with it."""
+
+    def __init__(self, problems: list[Wrong]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("; ".join(problem.message for problem in problems))
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """A question.
+
+    Attributes:
+        since, until: UTC, on quarter-hours; `until` is at most the end of the running one.
+        step: One of `STEPS`.
+        zone: In which days and hours are cut.
+        project: Only this one; None is all.
+    """
+
+    metric: Metric
+    group_by: Group
+    since: datetime
+    until: datetime
+    step: str
+    zone: ZoneInfo
+    project: Project | None = None
+
+    @property
+    def edges(self) -> tuple[datetime, ...]:
+        """Where its buckets begin, and where the last ends."""
+        inner = [at for at in _boundaries(self) if self.since < at < self.until]
+        return (self.since, *inner, self.until)
+
+    @property
+    def partial(self) -> tuple[bool, ...]:
+        """Whether each bucket is shorter than its step, since the period cuts it."""
+        natural = set(_boundaries(self))
+        edges = self.edges
+        flags = [False] * (len(edges) - 1)
+        if self.step != "all":
+            flags[0] = edges[0] not in natural
+            flags[-1] = flags[-1] or edges[-1] not in natural
+        return tuple(flags)
+
+
+def _boundaries(query: Query) -> Iterator[datetime]:
+    """Beginnings of steps in the query's zone, from before its start to after its end."""
+    if query.step == "all":
+        return
+    day = query.since.astimezone(query.zone).date() - timedelta(days=1)
+    last = query.until.astimezone(query.zone).date() + timedelta(days=1)
+    while day <= last:
+        start, end = midnight(day, query.zone), midnight(day + timedelta(days=1), query.zone)
+        if query.step in _HOURS:
+            # By elapsed time, so the day on which clocks change has an hour more or less.
+            width = timedelta(hours=_HOURS[query.step])
+            while start < end:
+                yield start
+                start += width
+        elif _begins(day, query.step):
+            yield start
+        day += timedelta(days=1)
+
+
+def _begins(day: date, step: str) -> bool:
+    return step == "1d" or (step == "7d" and day.weekday() == 0) or (step == "1mo" and day.day == 1)
+
+
+def midnight(day: date, zone: ZoneInfo) -> datetime:
+    """The first moment of a day in a zone, as UTC."""
+    at = datetime.combine(day, time(), tzinfo=zone)
+    # Where clocks leap over midnight the day begins at what follows; UTC has it right either way.
+    return at.astimezone(UTC)
+
+
+def read(params: Mapping[str, str], now: datetime, viewer: User) -> Query:
+    """Read a question: `metric`, `group_by`, `from`, `to`, `step`, `tz`, `project`.
+
+    Args:
+        params: As in an address; what is missing or empty has a default, the metric apart.
+        now: The present.
+        viewer: Whose time zone is the default, and whose projects may be named.
+
+    Raises:
+        QueryError: with every parameter that is wrong.
+    """
+    reader = _Reader(params, now)
+    metric = reader.metric()
+    group = reader.group(metric)
+    zone = reader.zone(viewer.time_zone or settings.TIME_ZONE)
+    since, until = reader.period(zone)
+    project = reader.project(viewer)
+    step = reader.text("step")
+    if step and step not in STEPS:
+        reader.refuse("step", "invalid_choice", step, ", ".join(STEPS))
+        step = ""
+    if reader.problems or metric is None:
+        raise QueryError(reader.problems)
+    query = Query(metric, group, since, until, step or usual_step(until - since), zone, project)
+    if (count := len(query.edges) - 1) > MAX_POINTS:
+        message = _("A step of %(value)s makes %(count)s points; at most %(limit)s are shown.")
+        values = {"value": query.step, "count": count, "limit": MAX_POINTS}
+        raise QueryError([Wrong("step", "too_many_points", message % values, str(MAX_POINTS))])
+    return query
+
+
+def usual_step(period: timedelta) -> str:
+    """A step that draws well."""
+    if period <= timedelta(days=2):
+        return "15m"
+    return "1h" if period <= timedelta(days=14) else "1d"
+
+
+class _Reader:
+    """Takes parameters and collects what is wrong with them."""
+
+    def __init__(self, params: Mapping[str, str], now: datetime) -> None:
+        self._params, self._now = params, now
+        self.problems: list[Wrong] = []
+
+    def text(self, name: str) -> str:
+        return self._params.get(name, "").strip()
+
+    def refuse(self, name: str, code: str, value: str, limit: str) -> None:
+        message = _("“%(value)s” is none of: %(limit)s.") % {"value": value[:60], "limit": limit}
+        self.problems.append(Wrong(name, code, message, limit))
+
+    def metric(self) -> Metric | None:
+        name = self.text("metric")
+        if name not in METRICS:
+            self.refuse("metric", "unknown_metric", name, ", ".join(METRICS))
+        return METRICS.get(name)
+
+    def group(self, metric: Metric | None) -> Group:
+        name = self.text("group_by") or Group.TOTAL
+        groups = metric.groups if metric else tuple(Group)
+        if name not in groups:
+            self.refuse("group_by", "unknown_group", name, ", ".join(groups))
+            return Group.TOTAL
+        return Group(name)
+
+    def zone(self, default: str) -> ZoneInfo:
+        name = self.text("tz") or default
+        try:
+            return ZoneInfo(name)
+        except (KeyError, ValueError, OSError):
+            message = _("No time zone is called “%(value)s”; they are like %(limit)s.")
+            values = {"value": name[:60], "limit": settings.TIME_ZONE}
+            self.problems.append(Wrong("tz", "unknown_time_zone", message % values, "IANA"))
+            return ZoneInfo(settings.TIME_ZONE)
+
+    def project(self, viewer: User) -> Project | None:
+        name = self.text("project")
+        if not name:
+            return None
+        project = visible_projects(viewer).filter(name=name).first()
+        if project is None:
+            message = _("There is no project “%(value)s” that you may see.")
+            self.problems.append(
+                Wrong("project", "unknown_project", message % {"value": name[:60]})
+            )
+        return project
+
+    def period(self, zone: ZoneInfo) -> tuple[datetime, datetime]:
+        until = self._time("to", zone) or self._now
+        since = self._time("from", zone) or until - DEFAULT_PERIOD
+        if since >= until:
+            message = _("The period begins at %(value)s and ends at %(limit)s.")
+            self._wrong_period("period_reversed", message, since, until)
+        elif since >= self._now:
+            message = _("The period begins at %(value)s; now it is %(limit)s.")
+            self._wrong_period("period_in_future", message, since, self._now)
+        elif until - since > MAX_PERIOD:
+            message = _("The period has %(value)s days; at most %(limit)s.")
+            words = message % {"value": (until - since).days, "limit": MAX_PERIOD.days}
+            self.problems.append(Wrong("from", "period_too_long", words, str(MAX_PERIOD.days)))
+        return _floor(since), _ceil(min(until, self._now))
+
+    def _wrong_period(self, code: str, message: str, value: datetime, limit: datetime) -> None:
+        words = {"value": value.isoformat(), "limit": limit.isoformat()}
+        self.problems.append(Wrong("from", code, message % words, limit.isoformat()))
+
+    def _time(self, name: str, zone: ZoneInfo) -> datetime | None:
+        """A date (its midnight), or a time, which is the zone's unless it names an offset."""
+        text = self.text(name)
+        if not text:
+            return None
+        try:
+            # In an address a plus sign reads as a space.
+            at = datetime.fromisoformat(text.replace(" ", "+") if "T" in text else text)
+            at = at.replace(tzinfo=zone) if at.tzinfo is None else at
+            at = at.astimezone(UTC)
+        except (ValueError, OverflowError):
+            at = None
+        if at is None or not _EARLIEST_YEAR <= at.year < 9999:
+            message = _("“%(value)s” is no date or time like %(limit)s.")
+            values = {"value": text[:60], "limit": "2026-03-29T14:30"}
+            self.problems.append(Wrong(name, "invalid_time", message % values, "ISO 8601"))
+            return None
+        return at
+
+
+def _floor(at: datetime) -> datetime:
+    return at - (at - datetime(2000, 1, 1, tzinfo=UTC)) % QUARTER
+
+
+def _ceil(at: datetime) -> datetime:
+    floor = _floor(at)
+    return floor if floor == at else floor + QUARTER
