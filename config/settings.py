@@ -142,6 +142,7 @@ CELERY_BROKER_TRANSPORT_OPTIONS = {"socket_connect_timeout": 2, "socket_timeout"
 CELERY_TASK_DEFAULT_QUEUE = "dispatch"
 CELERY_TASK_ROUTES = {
     "scheduling.cycle": {"queue": "cycle"},
+    "scheduling.keep_usage": {"queue": "telemetry"},
     "scheduling.*": {"queue": "dispatch"},
     "telemetry.*": {"queue": "telemetry"},
 }
@@ -162,6 +163,7 @@ CELERY_BEAT_SCHEDULE = {
         "scheduling.watch_nodes": 5.0,
         "telemetry.expire": 600.0,
         "telemetry.roll_up": 60.0,
+        "scheduling.keep_usage": 120.0,
     }.items()
 }
 

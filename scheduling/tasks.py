@@ -12,6 +12,7 @@ from celery import shared_task
 from django.utils import timezone
 
 from scheduling import outbox, relay_client
+from scheduling.analytics import store
 from scheduling.cycle import run_cycle
 from scheduling.models import Command
 from scheduling.services.observation import watch_nodes
@@ -34,6 +35,12 @@ def dispatch() -> None:
     """The outbox on a timer: what the hint after a cycle has missed."""
     dispatch_commands()
     outbox.expire(timezone.now() - DONE_COMMANDS_KEPT)
+
+
+@shared_task(name="scheduling.keep_usage", ignore_result=True, time_limit=600)
+def keep_usage() -> None:
+    """Sums of the running day and of past days that lack them."""
+    store.keep_days(timezone.now())
 
 
 @shared_task(name="scheduling.watch_nodes", ignore_result=True, time_limit=60)

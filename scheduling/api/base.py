@@ -16,7 +16,7 @@ from rest_framework.exceptions import NotFound
 from rest_framework.pagination import CursorPagination
 from rest_framework.parsers import JSONParser
 from rest_framework.permissions import IsAuthenticated
-from rest_framework.renderers import JSONRenderer
+from rest_framework.renderers import BaseRenderer, JSONRenderer
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.serializers import BaseSerializer
@@ -99,7 +99,7 @@ class ApiViewSet(GenericViewSet):  # type: ignore[type-arg]  # one class for sev
     authentication_classes = (BearerAuthentication, SessionAuthentication)
     permission_classes = (IsAuthenticated,)
     parser_classes = (JSONParser,)
-    renderer_classes = (JSONRenderer,)
+    renderer_classes: tuple[type[BaseRenderer], ...] = (JSONRenderer,)
     pagination_class = ListPages
     search_fields: tuple[str, ...] = ()
 

@@ -13,6 +13,7 @@ from rest_framework.response import Response
 from rest_framework.routers import SimpleRouter
 
 from scheduling.api.base import ApiViewSet
+from scheduling.api.views.analytics import AnalyticsViewSet, IdleViewSet
 from scheduling.api.views.cluster import NodeTypeViewSet, NodeViewSet
 from scheduling.api.views.organisation import ProjectViewSet, TemplateViewSet
 from scheduling.api.views.workloads import QueueViewSet, WorkloadViewSet
@@ -26,6 +27,8 @@ router.register("node-types", NodeTypeViewSet, basename="node-type")
 router.register("nodes", NodeViewSet, basename="node")
 router.register("projects", ProjectViewSet, basename="project")
 router.register("templates", TemplateViewSet, basename="template")
+router.register("analytics", AnalyticsViewSet, basename="analytics")
+router.register("idle", IdleViewSet, basename="idle")
 
 
 class UnknownAddress(ApiViewSet):
