@@ -1,0 +1,136 @@
+"""Statistics of what ended, against numbers computed by hand."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from projects.models import User
+from scheduling.analytics import answer, query
+from scheduling.models import Checkpoint, Node, Phase
+from tests.factories import make_member, make_node_type, make_project
+from tests.scheduling import history
+from tests.scheduling.history import Cluster, at, ended, held, waited
+
+NOW = at("2026-06-01 00:00")
+S = timedelta(seconds=1)
+
+
+@pytest.fixture
+def node(db: None) -> Node:
+    return Cluster(at("2026-03-01")).node(make_node_type("t4"), gpus=4)
+
+
+@pytest.fixture
+def vera(node: Node) -> User:
+    return make_member(make_project("vision"), "vera")
+
+
+@pytest.fixture
+def sergey(node: Node) -> User:
+    return make_member(make_project("speech"), "sergey")
+
+
+def ask(viewer: User, metric: str, **params: str) -> answer.Answer:
+    given = {"metric": metric, "from": "2026-03-10", "to": "2026-03-12", "tz": "UTC", "step": "1d"}
+    return answer.run(query.read({**given, **params}, NOW, viewer), viewer, NOW)
+
+
+def run(user: User, node: Node, wait_s: int, run_s: int, day: int = 10) -> None:
+    """A training of the user's project that waited, ran, and completed at noon."""
+    end = at(f"2026-03-{day} 12:00")
+    start = end - run_s * S
+    membership = user.memberships.get()
+    work = history.workload(membership.project, user, submitted_at=start - wait_s * S)
+    waited(work, start - wait_s * S, start)
+    held(work, node, (start, end), devices=1)
+    ended(work, end)
+
+
+def test_percentiles_are_those_of_the_values(node: Node, vera: User) -> None:
+    for wait_s in range(10, 110, 10):
+        run(vera, node, wait_s, 1000)
+    run(vera, node, 500, 1000, day=11)
+    found = ask(vera, "wait_s_p50").whole
+    assert found.values == (55.0, 500.0)
+    assert found.total == 60.0, "of all eleven, not the mean of the days"
+    assert ask(vera, "wait_s_p90").whole.values[0] == pytest.approx(91.0)
+    assert ask(vera, "run_s_p50").whole.values == (1000.0, 1000.0)
+
+
+def test_ratios_are_those_of_sums(node: Node, vera: User) -> None:
+    run(vera, node, 100, 100)
+    run(vera, node, 0, 900)
+    assert ask(vera, "expansion_factor").whole.values == (1.1, None)
+    assert ask(vera, "completion_s").whole.values == (550.0, None)
+
+
+def test_others_are_one_group_without_a_name(node: Node, vera: User, sergey: User) -> None:
+    run(vera, node, 10, 100)
+    run(sergey, node, 30, 100)
+    found = ask(vera, "wait_s_p50", group_by="user")
+    assert {one.key: one.values[0] for one in found.series} == {"vera": 10.0, "others": 30.0}
+    assert found.whole.values[0] == 20.0
+
+
+def test_of_nothing_a_count_is_zero_and_a_mean_is_no_data(node: Node, vera: User) -> None:
+    assert ask(vera, "preemptions").whole.values == (0.0, 0.0)
+    assert ask(vera, "wait_s_p50").whole.values == (None, None)
+
+
+def test_preemptions_with_what_they_cost(node: Node, vera: User) -> None:
+    project = vera.memberships.get().project
+    for number, (lost_s, has_saved) in enumerate([(5.0, True), (600.0, False)]):
+        work = history.workload(project, vera)
+        attempt = held(
+            work, node, (at("2026-03-10 10:00"), at("2026-03-10 11:00")), devices=1, first=number
+        )
+        attempt.exit_cause = "evicted"
+        attempt.lost_progress_s = lost_s
+        attempt.goal_at = at("2026-03-10 10:59")
+        attempt.save()
+        if has_saved:
+            Checkpoint.objects.create(
+                workload=work,
+                attempt=attempt,
+                key="k",
+                saved_at=at("2026-03-10 10:59") + 30 * S,
+                size_bytes=1,
+                sha256="0" * 64,
+            )
+    values = {
+        metric: ask(vera, metric).whole.values[0]
+        for metric in (
+            "preemptions",
+            "lost_work_s",
+            "checkpoint_success",
+            "no_lost_progress",
+            "checkpoint_overhead",
+        )
+    }
+    assert values == {
+        "preemptions": 2.0,
+        "lost_work_s": 605.0,
+        "checkpoint_success": 50.0,
+        "no_lost_progress": 50.0,
+        "checkpoint_overhead": pytest.approx(100 * (120 + 605) / 7200),
+    }
+
+
+def test_the_cost_of_a_training_is_that_of_all_its_attempts(node: Node, vera: User) -> None:
+    assert node.node_type is not None
+    history.priced(node.node_type, at("2026-03-10 11:00"), gpu=90, cpu=2, memory=1)
+    work = history.workload(vera.memberships.get().project, vera, cpu_milli=1000, memory_mib=1024)
+    held(work, node, (at("2026-03-09 10:00"), at("2026-03-09 11:00")), devices=1)
+    held(work, node, (at("2026-03-10 10:00"), at("2026-03-10 12:00")), devices=2)
+    ended(work, at("2026-03-10 12:00"))
+    stopped = history.workload(vera.memberships.get().project, vera)
+    ended(stopped, at("2026-03-10 12:00"), Phase.STOPPED)
+    admin = User.objects.create_superuser("root")
+    found = ask(admin, "cost_per_training").whole
+    assert found.values[0] == pytest.approx(48.0 + 93.0 + 183.0)
+    assert found.values[1] is None
+    assert ask(vera, "cost_per_training").whole.values == found.values
+    stranger = make_member(make_project("other"), "stranger")
+    assert ask(stranger, "cost_per_training").whole.values == (None, None)
