@@ -182,6 +182,12 @@ SPECTACULAR_SETTINGS = {
     "DESCRIPTION": "Shares an organisation's GPU machines.",
     "VERSION": "1",
     "SERVE_INCLUDE_SCHEMA": False,
+    # Several fields are called so; each set of values has a name of its own.
+    "ENUM_NAME_OVERRIDES": {
+        "WorkloadKindEnum": "projects.models.WorkloadKind",
+        "WorkloadPhaseEnum": "scheduling.models.Phase",
+        "AttemptPhaseEnum": "scheduling.models.AttemptPhase",
+    },
 }
 
 # ---------------------------------------------------------------- languages and time
