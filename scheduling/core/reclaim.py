@@ -62,8 +62,10 @@ class ReclaimVictims:
         self._heaps: dict[Account, list[tuple[VictimKey, Item]]] = {}
         self._sides: dict[Account, Side] = {}
         self._taken: dict[Account, list[Victim]] = {}
+        self._least: dict[Account, Loss] = {}  # a lower bound of what each of them lost
         self._standings: dict[Account, Standing] = {}
         self._asked_numbers = tuple(self._asked)
+        self._has_changed_home = False
         self._queue: list[Loser] | None = None
 
     def pick(self) -> Victim | None:
@@ -72,6 +74,9 @@ class ReclaimVictims:
         Removals only make keys larger and sides ineligible, so a key noted earlier is a lower
         bound: it is looked at again when its turn comes.
         """
+        if self._has_changed_home:
+            self._standings.clear()
+            self._has_changed_home = False
         queue = self._queue
         if queue is None:
             queue = self._prospects.losers(self._item.account, tuple(self._lacking), self._may_lose)
@@ -96,6 +101,8 @@ class ReclaimVictims:
                 heappush(self._heaps[account], (key_after_shrinking(item), item))
             heappush(queue, (now, account.id, account))
             if is_fair and victim is not None:
+                # Inside the claimant's own tree, removals lower what its side holds, too.
+                self._has_changed_home = account.path[0] is self._item.account.path[0]
                 return replace(victim, numbers=self._numbers(side))
         return None
 
@@ -115,23 +122,33 @@ class ReclaimVictims:
         side = self._side(victim.item.account)
         taken = self._taken.setdefault(side.theirs, [])
         loss = _loss([victim])
-        displaced = [
+        least = self._least.get(side.theirs, loss)
+        displaced: list[Victim] = []
+        if taken and not self._may_lose_last(side, loss, least):
+            displaced = self._not_last(side, victim, loss, taken)
+            for other in displaced:
+                taken.remove(other)
+        taken.append(victim)
+        self._least[side.theirs] = {r: min(loss.get(r, 0), least.get(r, 0)) for r in self._asked}
+        return displaced
+
+    def _not_last(
+        self, side: Side, victim: Victim, loss: Loss, taken: list[Victim]
+    ) -> list[Victim]:
+        return [
             other
             for group in _by_item(taken)
             if group[0].item is not victim.item
             and not self._may_lose_last(side, loss, _loss(group))
             for other in group
         ]
-        for other in displaced:
-            taken.remove(other)
-        taken.append(victim)
-        return displaced
 
     def is_enough(self) -> bool:
         return True
 
     def is_legal(self, victims: list[Victim]) -> bool:
         """Each member must be allowed to lose as the last of them, all others being gone."""
+        self._standings.clear()
         for group in _by_item(victims):
             side = self._side(group[0].item.account)
             if not self._may_lose_last(side, {}, _loss(group)):
@@ -164,7 +181,7 @@ class ReclaimVictims:
         )
 
     def _standing_of(self, mine: Account) -> Standing:
-        """How the claim leaves our side at one level; removals on other sides do not change it."""
+        """How the claim leaves our side at one level; removals in other trees do not change it."""
         standing = self._standings.get(mine)
         if standing is None:
             amounts, count = self._option.amounts, self._item.num_next

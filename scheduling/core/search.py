@@ -30,9 +30,7 @@ class VictimSource(Protocol):
         """Whether with what is removed by now the rule lets the claimant in."""
 
     def is_legal(self, victims: list[Victim]) -> bool:
-        """Whether this set, with all its members removed now, could have been picked in this
-        order.
-        """
+        """Whether each of this set, with all of them removed now, may lose."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +100,18 @@ def _try(state: State, item: Item, option: Option, source: VictimSource) -> list
     """Places for the claimant as things stand, taken in the ledger, if limits and quota allow it
     too.
     """
-    count = item.num_next
-    barrier = refusal(item.account, option.amounts, is_preemptible=item.is_preemptible, count=count)
-    if barrier is not None or not source.is_enough():
-        return None
-    return state.find(item, option, count)
+    return state.find(item, option, item.num_next) if _is_let_in(item, option, source) else None
+
+
+def _is_let_in(item: Item, option: Option, source: VictimSource) -> bool:
+    """Whether limits, quota and the rule allow the claimant in as things stand."""
+    barrier = refusal(
+        item.account,
+        option.amounts,
+        is_preemptible=item.is_preemptible,
+        count=item.num_next,
+    )
+    return barrier is None and source.is_enough()
 
 
 def _walk_back(
@@ -117,32 +122,73 @@ def _walk_back(
     victims: list[Victim],
     spots: list[Spot],
 ) -> tuple[list[Victim], list[Spot]]:
-    """Return each victim the claimant can do without, first picked first, re-checking the whole
-    remaining set.
+    """Return each victim the claimant can do without, first picked first.
 
     The last one picked is needed by construction. Replicas of one workload leave in reverse of
     their starting order, so they return last picked first, and once one of them is needed the ones
     before it stay out as well.
     """
-    needed = list(victims)
+    needed = {id(victim): victim for victim in victims}
     fixed = {victims[-1].item.id}
     for victim in _return_order(victims):
         if victim.item.id in fixed:
             continue
-        for spot in spots:
-            state.ledger.give_back(spot, item.shape.ask)
-        state.put_back(victim)
-        rest = [other for other in needed if other is not victim]
-        again = _try(state, item, option, source) if source.is_legal(rest) else None
-        if again is None:
-            fixed.add(victim.item.id)
+        again = _without(state, item, option, source, victim, spots)
+        if again is not None and not _is_still_legal(item, source, victim, needed):
+            for spot in again:
+                state.ledger.give_back(spot, item.shape.ask)
             state.remove(victim)
             again = _try(state, item, option, source)
             assert again is not None
+            spots, again = again, None
+        if again is None:
+            fixed.add(victim.item.id)
         else:
-            needed = rest
-        spots = again
-    return needed, spots
+            spots = again
+            del needed[id(victim)]
+    return list(needed.values()), spots
+
+
+def _is_still_legal(
+    item: Item, source: VictimSource, returned: Victim, needed: dict[int, Victim]
+) -> bool:
+    """Whether the rest of the set could lose still.
+
+    A return elsewhere only raises what its side holds above the bounds; inside the claimant's own
+    tree it also raises what the claimant's side holds, so there the whole set is looked at again.
+    """
+    if returned.item.account.path[0] is not item.account.path[0]:
+        return True
+    return source.is_legal([victim for victim in needed.values() if victim is not returned])
+
+
+def _without(
+    state: State,
+    item: Item,
+    option: Option,
+    source: VictimSource,
+    victim: Victim,
+    spots: list[Spot],
+) -> list[Spot] | None:
+    """Places for the claimant with this victim back where it was; None, and it is gone again, if
+    there are none."""
+    rooms = {spot.room.rank for spot in spots}
+    if not any(placed.spot.room.rank in rooms for placed in (*victim.replicas, *victim.held)):
+        # It is in nobody's way: only the sums could object.
+        state.put_back(victim)
+        if _is_let_in(item, option, source):
+            return spots
+        state.remove(victim)
+        return None
+    for spot in spots:
+        state.ledger.give_back(spot, item.shape.ask)
+    state.put_back(victim)
+    again = _try(state, item, option, source)
+    if again is None:
+        state.remove(victim)
+        for spot in spots:
+            state.ledger.take(spot, item.shape.ask)
+    return again
 
 
 def _return_order(victims: list[Victim]) -> list[Victim]:
