@@ -3,7 +3,17 @@
 from django.urls import include, path
 
 from scheduling import agent_api, form_views
-from scheduling.views import cycles, logs, nodes, overview, preferences, projects, queue, sessions
+from scheduling.views import (
+    analytics,
+    cycles,
+    logs,
+    nodes,
+    overview,
+    preferences,
+    projects,
+    queue,
+    sessions,
+)
 from scheduling.views import workload as workload_views
 from scheduling.views import workloads as list_views
 
@@ -29,6 +39,8 @@ urlpatterns = [
     path("projects/<slug:name>", projects.project, name="project"),
     path("nodes", nodes.nodes, name="nodes"),
     path("nodes/<str:name>", nodes.node, name="node"),
+    path("analytics", analytics.analytics, name="analytics"),
+    path("analytics/csv", analytics.analytics_csv, name="analytics-csv"),
     path("cycles", cycles.cycles, name="cycles"),
     path("cycles/<int:cycle_id>", cycles.cycle, name="cycle"),
     path("cycles/<int:cycle_id>/scenario.json", cycles.scenario, name="scenario"),
