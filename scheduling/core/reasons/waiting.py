@@ -232,7 +232,7 @@ class Waiting:
         free, block = entry["free_gpu_milli"], entry["largest_free_gpu_milli"]
         assert isinstance(free, int)
         assert isinstance(block, int)
-        asked = dict(option.amounts).get(_gpu_number(option.amounts), 0)
+        asked = _gpu_milli(option.amounts)
         offers = list(_other_types(item))
         if not option.is_possible:
             message = f"{name}: no node is large enough, even with nothing on it."
@@ -263,7 +263,7 @@ class Waiting:
         return entry if barrier is None else {**entry, "code": str(barrier.bound)}
 
     def _free_numbers(self, option: Option) -> Details:
-        asked = dict(option.amounts).get(_gpu_number(option.amounts), 0)
+        asked = _gpu_milli(option.amounts)
         free = sum(pool.free_units * 1000 // pool.unit_capacity for pool in option.pools)
         block = max((self._block(pool) for pool in option.pools), default=0)
         entry: Details = {
@@ -295,10 +295,9 @@ class Waiting:
 
     def _is_scattered(self, item: Item, option: Option) -> bool:
         """Enough is free in all, but not together."""
-        asked = dict(option.amounts)
-        r = _gpu_number(option.amounts)
+        asked = _gpu_milli(option.amounts)
         free = sum(pool.free_units * 1000 // pool.unit_capacity for pool in option.pools)
-        return r in asked and free >= asked[r] * item.num_next
+        return asked > 0 and free >= asked * item.num_next
 
 
 def _constraint(option: Option, asked: int, block: int) -> str:
@@ -307,8 +306,8 @@ def _constraint(option: Option, asked: int, block: int) -> str:
     return "gpu" if asked > block else "cpu_or_memory"
 
 
-def _gpu_number(amounts: Amounts) -> int:
-    return max((r for r, _ in amounts), default=0)
+def _gpu_milli(amounts: Amounts) -> int:
+    return sum(amount for r, amount in amounts if r >= 2)
 
 
 def _other_types(item: Item) -> tuple[Offer, ...]:

@@ -1,0 +1,296 @@
+"""Every reason: its code, its numbers, its sentence, its offers."""
+
+from __future__ import annotations
+
+import json
+
+from scheduling.core.cycle import plan
+from scheduling.core.decisions import Reason
+from scheduling.core.types import (
+    EvictionCost,
+    NodeTypeName,
+    Policy,
+    ResourceKey,
+    Share,
+)
+from tests.core.small import answer, eviction, node, project, session, snapshot, training
+
+V100 = {"node_type": NodeTypeName("v100")}
+
+
+def check(reason: Reason, code: str, *words: str) -> None:
+    assert reason.code == code
+    for word in words:
+        assert word in reason.message, reason.message
+    json.dumps([dict(reason.details), list(reason.offers), list(reason.per_node_type)])
+
+
+def test_started_in_quota_and_borrowing() -> None:
+    inside = answer("w", node("a"), project("p", 1000), training("w", "p"))
+    check(inside.reason, "started_in_quota", "p now holds 1 GPU of 1 GPU quota")
+    assert inside.reason.details["fair_share"] == 1000
+    beyond = answer("w", node("a"), project("p", 1000), training("w", "p", 2000))
+    check(beyond.reason, "started_borrowing", "2 GPU of 1 GPU quota", "borrowed")
+
+
+def test_interactive_over_quota() -> None:
+    hold = answer(
+        "s2", node("a"), project("p", 500), session("s1", "p", 333), session("s2", "p", 333)
+    )
+    check(hold.reason, "interactive_over_quota", "0.333 GPU of 0.5 GPU", "0.333 GPU asked")
+    assert hold.reason.details["level"] == "p"
+    assert [offer["id"] for offer in hold.reason.offers] == [
+        "smaller",
+        "stop_own",
+        "request_quota",
+    ]
+    assert hold.reason.offers[0]["gpu_milli"] == 167
+
+
+def test_a_steady_training_may_be_made_preemptible() -> None:
+    hold = answer("w", node("a"), project("p", 0), training("w", "p", is_preemptible=False))
+    check(hold.reason, "interactive_over_quota")
+    assert {"id": "make_preemptible"} in hold.reason.offers
+
+
+def test_over_limit_names_the_level() -> None:
+    hold = answer(
+        "w",
+        node("a"),
+        project("d", 1000, limit=1000),
+        project("p", 1000, parent="d"),
+        training("v", "p", 1000, "a:0"),
+        training("w", "p"),
+    )
+    check(hold.reason, "over_limit", "d holds 1 GPU", "never hold more than 1 GPU")
+    assert hold.reason.details["level"] == "d"
+
+
+def test_over_share() -> None:
+    hold = answer(
+        "w",
+        node("a", 2),
+        project("p", 1000),
+        project("q", 1000),
+        training("v", "p", 1000, "a:0"),
+        training("w", "p"),
+        training("u", "q", 1000, "a:1"),
+    )
+    check(hold.reason, "over_share", "fair share of 1 GPU", "nothing is idle")
+    assert hold.reason.details["allocated"] == 1000
+
+
+def test_no_fit_when_too_little_is_free() -> None:
+    hold = answer(
+        "w",
+        node("a", 2),
+        project("p", 2000),
+        project("q"),
+        session("s", "q", 1000, "a:0"),
+        training("w", "p", 2000),
+    )
+    check(hold.reason, "no_fit", "2 GPU asked, 1 free")
+
+
+def test_no_fit_when_no_node_is_large_enough() -> None:
+    hold = answer("w", node("a", 2), node("b", 2), project("p", 4000), training("w", "p", 4000))
+    check(hold.reason, "no_fit", "no node is large enough")
+    assert hold.reason.details["constraint"] == "node_size"
+
+
+def test_no_fit_without_a_gpu() -> None:
+    hold = answer(
+        "w",
+        node("a", 0, cpu_milli=200_000),
+        node("b", 0, cpu_milli=64_000),
+        project("p"),
+        session("s", "p", 0, "a", cpu_milli=150_000),
+        training("w", "p", 0, cpu_milli=100_000),
+    )
+    check(hold.reason, "no_fit", "no node has 100 cores")
+    assert hold.reason.details["requested_gpu_milli"] == 0
+    assert hold.reason.details["constraint"] == "cpu_or_memory"
+
+
+def test_no_fit_when_scattered() -> None:
+    hold = answer(
+        "w",
+        node("a", 2),
+        node("b", 2),
+        project("p", 4000),
+        session("s1", "p", 1000, "a:0"),
+        session("s2", "p", 1000, "b:0"),
+        training("w", "p", 2000),
+    )
+    check(hold.reason, "no_fit", "2 GPU free, but at most 1 together")
+    assert {"id": "smaller", "gpu_milli": 1000} in hold.reason.offers
+
+
+def test_no_fit_beside_the_gpus() -> None:
+    hold = answer(
+        "w",
+        node("a", 2, cpu_milli=4000),
+        project("p", 2000),
+        session("s", "p", 1000, "a:0", cpu_milli=3000),
+        training("w", "p", 1000, cpu_milli=2000),
+    )
+    check(hold.reason, "no_fit", "no node has the CPU and memory beside them")
+    assert hold.reason.details["constraint"] == "cpu_or_memory"
+
+
+def test_one_entry_per_node_type_and_an_offer_of_the_other() -> None:
+    types = tuple(map(NodeTypeName, ("t4", "v100")))
+    hold = answer(
+        "w",
+        node("a", 1),
+        node("b", 1, **V100),
+        project("p", 2000),
+        session("s1", "p", 1000, "a:0"),
+        session("s2", "p", 1000, "b:0"),
+        training("w", "p", node_types=types),
+    )
+    assert [entry["node_type"] for entry in hold.reason.per_node_type] == ["t4", "v100"]
+    assert {"id": "choose_node_type", "node_type": "v100"} in hold.reason.offers
+
+
+def test_node_type_offline() -> None:
+    hold = answer(
+        "w", node("a", is_ready=False), project("p", 9000), training("w", "p", node_types=("t4",))
+    )
+    check(hold.reason, "node_type_offline", "No node is online of t4")
+
+
+def test_gang_incomplete() -> None:
+    nodes = (node("a", 2), node("b", 1), node("c", 1))
+    hold = answer("w", *nodes, project("p", 4000), training("w", "p", 2000, min_replicas=2))
+    check(hold.reason, "gang_incomplete", "1 of 2 replicas fit")
+
+
+def test_quota_exceeds_capacity() -> None:
+    hold = answer(
+        "w",
+        node("a", 1),
+        project("p", 1000),
+        project("q", 1000),
+        training("v", "q", 1000, "a:0"),
+        training("w", "p"),
+    )
+    check(hold.reason, "quota_exceeds_capacity", "2 GPU are promised, 1 GPU are there")
+
+
+def test_in_min_runtime() -> None:
+    parts = (node("a", 1), project("p", 1000), project("q"))
+    hold = answer(
+        "w",
+        *parts,
+        training("v", "q", 1000, "a:0"),
+        training("w", "p"),
+        policy=Policy(min_runtime_s={NodeTypeName("t4"): 60.0}),
+        now_s=20.0,
+    )
+    check(hold.reason, "in_min_runtime", "40 s more")
+
+
+def test_in_delay() -> None:
+    hold = answer(
+        "w",
+        node("a", 1),
+        project("p", 1000),
+        project("q"),
+        training("v", "q", 1000, "a:0"),
+        training("w", "p", waiting_since_s=10.0),
+        policy=Policy(preemption_delay_s=30.0),
+        now_s=20.0,
+    )
+    check(hold.reason, "in_delay", "in 20 s")
+
+
+def test_backing_off_and_start_after() -> None:
+    parts = (node("a", 1), project("p", 1000))
+    failed = training("w", "p", not_before_s=90.0, failures=2, last_error="no such file")
+    hold = answer("w", *parts, failed, now_s=30.0)
+    check(hold.reason, "backing_off", "failed 2 times", "in 60 s", "no such file")
+    later = answer("w", *parts, training("w", "p", not_before_s=90.0), now_s=30.0)
+    check(later.reason, "start_after", "60 s")
+
+
+def test_search_cut_short() -> None:
+    parts = (node("a", 2), project("p", 2000), project("q"))
+    hold = answer(
+        "w",
+        *parts,
+        training("v", "q", 1000, "a:0"),
+        training("u", "q", 1000, "a:1"),
+        training("w", "p", 2000),
+        policy=Policy(max_victims=1),
+    )
+    check(hold.reason, "search_cut_short", "after 1 tries")
+
+
+def test_awaiting_release_names_the_victims() -> None:
+    hold = answer(
+        "w",
+        node("a", 1),
+        project("p", 1000),
+        project("q"),
+        training("v", "q", 1000, "a:0"),
+        training("w", "p"),
+    )
+    check(hold.reason, "awaiting_release", "1 GPU kept for it", "by v", "120 s")
+    assert hold.reason.details["victims"] == ["v"]
+
+
+def test_reclaimed_tells_both_sides() -> None:
+    evict = eviction(
+        "v",
+        node("a", 2),
+        project("p", 1000),
+        project("q"),
+        training("v", "q", 2000, "a:0,1", eviction_cost=EvictionCost(5, 10, 300)),
+        training("w", "p"),
+    )
+    check(evict.reason, "reclaimed", "w of p", "q held 2 GPU", "2 GPU beyond its quota of 0 GPU")
+    assert evict.claimant == "w"
+    assert evict.reason.details["checkpoint_age_s"] == 300
+    assert evict.reason.details["victim_share"] == 1000
+
+
+def test_preempted_tells_both_priorities() -> None:
+    evict = eviction(
+        "v", node("a", 1), project("p", 1000), training("v", "p", 1000, "a:0"), session("w", "p")
+    )
+    check(evict.reason, "preempted", "priority 100 is above 50")
+
+
+def test_memory_and_cores_are_told_in_their_units() -> None:
+    shares = {ResourceKey("memory"): Share(1024), ResourceKey("cpu"): Share(4000)}
+    small = project("p", 1000, shares=shares)
+    memory = answer("s", node("a"), small, session("s", "p", 0, memory_mib=2048))
+    check(memory.reason, "interactive_over_quota", "0 GiB of 1 GiB", "2 GiB asked")
+    cores = answer("s", node("a"), small, session("s", "p", 0, cpu_milli=8000))
+    check(cores.reason, "interactive_over_quota", "0 cores of 4 cores", "8 cores asked")
+
+
+def test_queue_positions_count_within_project_and_first_choice() -> None:
+    decided = plan(
+        snapshot(
+            node("a", 1),
+            project("p", 1000),
+            project("q", 0),
+            session("s", "p", 1000, "a:0"),
+            training("w1", "p", submitted=1.0),
+            training("w2", "p", submitted=2.0),
+            training("w3", "p", submitted=3.0, priority=75),
+            training("v1", "q"),
+            training("c1", "p", 0, cpu_milli=100_000),
+        ),
+        Policy(),
+        0.0,
+    )
+    assert decided.queue_positions == {
+        "w3": (1, 3),
+        "w1": (2, 3),
+        "w2": (3, 3),
+        "v1": (1, 1),
+        "c1": (1, 1),
+    }
