@@ -6,7 +6,7 @@ device cannot say is None, never 0. Runs on nodes, without Django.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -58,14 +58,16 @@ class NvmlReader:
     def __init__(self) -> None:
         self._is_ready = False
         self._seen_until: dict[str, int] = {}
+        self._xids: dict[str, _XidWatch] = {}
 
     def read(self, uuid: str) -> DeviceReading | None:
         """Read one device; None when it, or NVML itself, cannot be reached."""
         handle = self._handle(uuid)
         if handle is None:
             return None
+        xids = self._xids.get(uuid) or self._xids.setdefault(uuid, _XidWatch(handle))
         return DeviceReading(
-            values=_values(handle),
+            values=_values(handle) | {"xid": xids.last()},
             processes=_processes(handle),
             util_percent_by_pid=self._util_by_pid(uuid, handle),
         )
@@ -97,6 +99,41 @@ class NvmlReader:
         return {int(sample.pid): float(sample.smUtil) for sample in newest}
 
 
+class _XidWatch:
+    """The last Xid that the driver reported of a device since this watch began; 0 is none."""
+
+    def __init__(self, handle: Any) -> None:
+        self._last: float | None = None
+        self._events: Any | None = None
+        supported = _ask(pynvml.nvmlDeviceGetSupportedEventTypes, handle) or 0
+        if not supported & pynvml.nvmlEventTypeXidCriticalError:
+            return
+        self._events = _ask(pynvml.nvmlEventSetCreate)
+        try:
+            pynvml.nvmlDeviceRegisterEvents(
+                handle, pynvml.nvmlEventTypeXidCriticalError, self._events
+            )
+        except pynvml.NVMLError:
+            self._events = None
+        else:
+            self._last = 0.0
+
+    def last(self) -> float | None:
+        """Take what has come since the last look; None where the device cannot tell."""
+        for _ in range(_MAX_EVENTS):
+            event = (
+                None if self._events is None else _ask(pynvml.nvmlEventSetWait_v2, self._events, 0)
+            )
+            if event is None:
+                break
+            self._last = float(event.eventData)
+        return self._last
+
+
+# A device in trouble may report faster than anybody reads.
+_MAX_EVENTS = 100
+
+
 def _values(handle: Any) -> dict[str, float | None]:
     util = _ask(pynvml.nvmlDeviceGetUtilizationRates, handle)
     memory = _ask(pynvml.nvmlDeviceGetMemoryInfo, handle)
@@ -109,6 +146,67 @@ def _values(handle: Any) -> dict[str, float | None]:
         "temperature_c": _scaled(_ask(temperature, handle, pynvml.NVML_TEMPERATURE_GPU), 1.0),
         "sm_clock_mhz": _scaled(_ask(clock, handle, pynvml.NVML_CLOCK_SM), 1.0),
         "memory_clock_mhz": _scaled(_ask(clock, handle, pynvml.NVML_CLOCK_MEM), 1.0),
+        "encoder_util_percent": _first(_ask(pynvml.nvmlDeviceGetEncoderUtilization, handle)),
+        "decoder_util_percent": _first(_ask(pynvml.nvmlDeviceGetDecoderUtilization, handle)),
+        "memory_temperature_c": _memory_temperature(handle),
+        "throttled_percent": _throttled(handle),
+        **_pcie(handle),
+        **_errors(handle),
+    }
+
+
+def _first(values: Sequence[Any] | None) -> float | None:
+    return None if values is None else float(values[0])
+
+
+def _memory_temperature(handle: Any) -> float | None:
+    fields = _ask(pynvml.nvmlDeviceGetFieldValues, handle, [pynvml.NVML_FI_DEV_MEMORY_TEMP])
+    if fields is None or fields[0].nvmlReturn != pynvml.NVML_SUCCESS:
+        return None
+    return float(fields[0].value.uiVal)
+
+
+# Heat, and a lack of power that is a fault; a power limit that is merely reached is none.
+_SLOWED_DOWN = (
+    pynvml.nvmlClocksEventReasonHwSlowdown
+    | pynvml.nvmlClocksEventReasonHwThermalSlowdown
+    | pynvml.nvmlClocksEventReasonSwThermalSlowdown
+    | pynvml.nvmlClocksEventReasonHwPowerBrakeSlowdown
+)
+
+
+def _throttled(handle: Any) -> float | None:
+    """100 while heat or a lack of power slows the device down, so that means are shares of time."""
+    reasons = _ask(pynvml.nvmlDeviceGetCurrentClocksEventReasons, handle)
+    if reasons is None:
+        # The name in drivers before 535.
+        reasons = _ask(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle)
+    return None if reasons is None else 100.0 * bool(reasons & _SLOWED_DOWN)
+
+
+def _pcie(handle: Any) -> dict[str, float | None]:
+    """Traffic over the last 20 ms, for which the driver waits; and packets sent again."""
+    throughput = pynvml.nvmlDeviceGetPcieThroughput
+    received = _ask(throughput, handle, pynvml.NVML_PCIE_UTIL_RX_BYTES)
+    sent = _ask(throughput, handle, pynvml.NVML_PCIE_UTIL_TX_BYTES)
+    return {
+        "pcie_rx_bytes_per_s": _scaled(received, 1024.0),
+        "pcie_tx_bytes_per_s": _scaled(sent, 1024.0),
+        "pcie_replays": _scaled(_ask(pynvml.nvmlDeviceGetPcieReplayCounter, handle), 1.0),
+    }
+
+
+def _errors(handle: Any) -> dict[str, float | None]:
+    """Memory errors since the driver was loaded, and rows replaced because of them."""
+    total, volatile = pynvml.nvmlDeviceGetTotalEccErrors, pynvml.NVML_VOLATILE_ECC
+    corrected = _ask(total, handle, pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, volatile)
+    uncorrected = _ask(total, handle, pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, volatile)
+    rows = _ask(pynvml.nvmlDeviceGetRemappedRows, handle)
+    return {
+        "ecc_corrected": _scaled(corrected, 1.0),
+        "ecc_uncorrected": _scaled(uncorrected, 1.0),
+        "remapped_rows_corrected": None if rows is None else float(rows[0]),
+        "remapped_rows_uncorrected": None if rows is None else float(rows[1]),
     }
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -134,8 +135,16 @@ class _Rates:
 class Sampler:
     """Keeps the last readings of one agent's nodes and attempts."""
 
-    def __init__(self, nodes: Sequence[NodeOffer], device_reader: DeviceReader | None = None):
+    def __init__(
+        self,
+        nodes: Sequence[NodeOffer],
+        device_reader: DeviceReader | None = None,
+        *,
+        disk: str = "/",
+    ) -> None:
+        """Set up for nodes; `disk` is any path on the disk whose room is measured."""
         self._nodes = tuple(nodes)
+        self._disk = disk
         self._reader: DeviceReader = device_reader or NvmlReader()
         self._rates = _Rates()
 
@@ -190,7 +199,7 @@ class Sampler:
                 yield Sample(f"device:{device.uuid}", now, values)
 
     def _machine(self, node: NodeOffer, now: float) -> Values:
-        """CPU, memory and network of the whole machine, whoever uses them."""
+        """CPU, memory, network and disk of the whole machine, whoever uses them."""
         key = f"node:{node.name}"
         times, network = psutil.cpu_times(), psutil.net_io_counters()
         idle = times.idle + getattr(times, "iowait", 0.0)
@@ -202,6 +211,23 @@ class Sampler:
             "memory_mib": psutil.virtual_memory().used / MIB,
             "net_rx_bytes_per_s": self._rates.of(key, "rx", rx, now),
             "net_tx_bytes_per_s": self._rates.of(key, "tx", tx, now),
+            **self._disks(key, now),
+        }
+
+    def _disks(self, key: str, now: float) -> Values:
+        """Traffic of all disks (some machines do not tell), and the room on ours."""
+        traffic = psutil.disk_io_counters()
+        read, written = (traffic.read_bytes, traffic.write_bytes) if traffic else (None, None)
+        used: float | None = None
+        free: float | None = None
+        with suppress(OSError):
+            room = psutil.disk_usage(self._disk)
+            used, free = room.used / MIB, room.free / MIB
+        return {
+            "disk_read_bytes_per_s": self._rates.of(key, "read", read, now),
+            "disk_write_bytes_per_s": self._rates.of(key, "written", written, now),
+            "disk_used_mib": used,
+            "disk_free_mib": free,
         }
 
 

@@ -186,8 +186,9 @@ class Controller:
         )
         self.runner = Runner(self.site, (each.name for each in self.inventory.nodes))
         self.orchestrator = Orchestrator(options)
-        self.spool = Spool(options.zone, self.inventory.nodes)
+        self.spool = Spool(options.zone, self.inventory.nodes, options.var / "spool")
         self._woken, self._changed = asyncio.Event(), asyncio.Event()
+        self._sampled = asyncio.Event()
         self._is_stopping = False
         self._leave = asyncio.Event()
 
@@ -237,6 +238,7 @@ class Controller:
                         self._desire_forever(),
                         self._look_for_answers_forever(),
                         self._sample_forever(),
+                        self._send_samples_forever(),
                     )
                 ]
                 await self._leave.wait()
@@ -321,10 +323,20 @@ class Controller:
             await asyncio.sleep(_LOOK_FOR_ANSWERS_EVERY_S)
 
     async def _sample_forever(self) -> None:
+        """Measure at even distances, however long measuring and sending take."""
+        clock = asyncio.get_running_loop().time
+        due = clock()
         while True:
-            await asyncio.sleep(SAMPLE_EVERY_S)
+            due = max(due + SAMPLE_EVERY_S, clock())
+            await asyncio.sleep(due - clock())
             views = self.runner.views()
             await asyncio.to_thread(self.spool.sample, views, time.time())
+            self._sampled.set()
+
+    async def _send_samples_forever(self) -> None:
+        while True:
+            await self._sampled.wait()
+            self._sampled.clear()
             while (batch := self.spool.first()) is not None:
                 if not await self.orchestrator.send_samples(batch):
                     break

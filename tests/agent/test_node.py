@@ -176,20 +176,66 @@ class Usage:
         return []
 
 
-def test_samples_are_kept_per_node_and_the_oldest_go_first() -> None:
-    nodes = node.find("a", ALONE, "demo").nodes
-    spool = Spool("a", nodes, max_batches=len(nodes))
-    device = nodes[0].devices[0]
+NODES = node.find("a", ALONE, "demo").nodes
+
+
+def workload_view() -> AttemptView:
+    device = NODES[0].devices[0]
     grant = GrantedDevice(device.uuid, 0, device.model, 333, 4967, is_simulated=True)
-    view = AttemptView("x", "w", nodes[0].name, [grant], Usage(), 1000)
-    spool.sample([view], 100.0)
-    spool.sample([view], 105.0)
+    return AttemptView("x", "w", NODES[0].name, [grant], Usage(), 1000)
+
+
+def drained(spool: Spool) -> list[SampleBatch]:
     batches = []
     while (data := spool.first()) is not None:
         batches.append(decode(data, SampleBatch))
         spool.drop_first()
-    assert [batch.node for batch in batches] == [each.name for each in nodes]
-    assert {sample.at for batch in batches for sample in batch.samples} == {105.0}
-    assert all(batch.num_dropped > 0 for batch in batches)
+    return batches
+
+
+def test_samples_are_kept_per_node_with_their_own_times(tmp_path: Path) -> None:
+    spool = Spool("a", NODES, tmp_path)
+    spool.sample([workload_view()], 100.0)
+    spool.sample([workload_view()], 105.0)
+    batches = drained(spool)
+    assert [batch.node for batch in batches] == 2 * [each.name for each in NODES]
+    assert [batch.samples[0].at for batch in batches] == [100.0] * len(NODES) + [105.0] * len(NODES)
     assert len({batch.batch_id for batch in batches}) == len(batches)
     assert "workload:w" in {sample.subject for sample in batches[0].samples}
+    assert drained(spool) == []
+
+
+def test_a_full_spool_drops_the_oldest_and_counts_them(tmp_path: Path) -> None:
+    Spool("a", NODES[:1], tmp_path).sample([], 100.0)
+    num_bytes = next(tmp_path.iterdir()).stat().st_size
+    full = Spool("a", NODES[:1], tmp_path, max_bytes=num_bytes + 50)
+    for at in (105.0, 110.0, 115.0):
+        full.sample([], at)
+    (batch,) = drained(full)
+    assert {sample.at for sample in batch.samples} == {115.0}
+    full.sample([], 120.0)
+    (later,) = drained(full)
+    # A batch tells of what those before it displaced.
+    assert batch.num_dropped + later.num_dropped == 3 * len(batch.samples)
+
+
+def test_the_next_agent_sends_what_the_last_one_could_not(tmp_path: Path) -> None:
+    Spool("a", NODES, tmp_path).sample([workload_view()], 100.0)
+    (tmp_path / "00000000000000000001-1.part").write_bytes(b'{"cut off')
+    later = Spool("a", NODES, tmp_path)
+    later.sample([workload_view()], 200.0)
+    assert [batch.samples[0].at for batch in drained(later)] == [100.0] * len(NODES) + [
+        200.0
+    ] * len(NODES)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_batch_that_makes_room_while_it_is_sent_takes_no_other_with_it(tmp_path: Path) -> None:
+    spool = Spool("a", NODES[:1], tmp_path)
+    spool.sample([], 100.0)
+    one = next(tmp_path.iterdir()).stat().st_size
+    tight = Spool("a", NODES[:1], tmp_path, max_bytes=one + 50)
+    assert tight.first() is not None
+    tight.sample([], 105.0)
+    tight.drop_first()
+    assert [batch.samples[0].at for batch in drained(tight)] == [105.0]
