@@ -5,6 +5,7 @@ from django.urls import include, path
 from scheduling import agent_api, form_views
 from scheduling.views import (
     analytics,
+    cost,
     cycles,
     logs,
     nodes,
@@ -41,6 +42,8 @@ urlpatterns = [
     path("nodes/<str:name>", nodes.node, name="node"),
     path("analytics", analytics.analytics, name="analytics"),
     path("analytics/csv", analytics.analytics_csv, name="analytics-csv"),
+    path("cost", cost.cost, name="cost"),
+    path("cost/csv", cost.cost_csv, name="cost-csv"),
     path("cycles", cycles.cycles, name="cycles"),
     path("cycles/<int:cycle_id>", cycles.cycle, name="cycle"),
     path("cycles/<int:cycle_id>/scenario.json", cycles.scenario, name="scenario"),

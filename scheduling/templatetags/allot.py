@@ -143,8 +143,14 @@ def filesize(num_bytes: int) -> str:
 
 
 @register.filter
-def money(amount: Decimal | None) -> str:
-    return "—" if amount is None else formats.money(amount)
+def money(amount: Decimal | float | None) -> str:
+    return "—" if amount is None else formats.money(Decimal(amount))
+
+
+@register.filter
+def part(fraction: float | None) -> str:
+    """A fraction in per cent."""
+    return "—" if fraction is None else formats.percent(fraction)
 
 
 @register.filter

@@ -129,7 +129,7 @@ class Chart:
 
     title: Words
     sentence: Words
-    unit: Words
+    unit: str
     group: Words
     period: str
     zone: str
@@ -169,7 +169,7 @@ def chart_of(answer: Answer, asked: Asked) -> Chart:
     return Chart(
         title=metric.title,
         sentence=metric.sentence,
-        unit=metric.unit,
+        unit=periods.unit_words(metric),
         group=GROUP_TITLES[query.group_by],
         period=periods.period_words(query),
         zone=zone_label(query.zone, query.until),
@@ -183,7 +183,7 @@ def chart_of(answer: Answer, asked: Asked) -> Chart:
         num_buckets=len(answer.buckets),
         headings=_headings(groups),
         rows=_rows(answer, groups),
-        figure=figures.figure(answer, groups),
+        figure=figures.figure(answer, groups, periods.unit_words(metric)),
     )
 
 

@@ -70,7 +70,7 @@ def _sum(values: Sequence[float | None]) -> float | None:
 
 
 # `Any`: Plotly's figures are JSON of many shapes.
-def figure(answer: Answer, groups: Sequence[Drawn]) -> dict[str, Any]:
+def figure(answer: Answer, groups: Sequence[Drawn], unit: str) -> dict[str, Any]:
     """The chart of an answer."""
     zone = answer.query.zone
     is_bars = answer.query.metric.form is Form.SUM
@@ -94,7 +94,7 @@ def figure(answer: Answer, groups: Sequence[Drawn]) -> dict[str, Any]:
                 ],
             },
             yaxis={
-                "title": {"text": str(answer.query.metric.unit)},
+                "title": {"text": unit},
                 "rangemode": "tozero",
                 "fixedrange": True,
                 "automargin": True,

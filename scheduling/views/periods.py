@@ -15,7 +15,7 @@ from django.conf import settings
 from django.http import QueryDict
 from django.utils.formats import date_format
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy, pgettext_lazy
+from django.utils.translation import gettext_lazy, pgettext, pgettext_lazy
 
 from projects.models import User
 from scheduling import formats
@@ -172,6 +172,11 @@ def number(value: float | None, metric: Metric) -> str:
         return formats.decimal(value, 2)
     places = 0 if abs(value) >= 1000 else 1 if abs(value) >= 100 else 2
     return formats.decimal(value, places)
+
+
+def unit_words(metric: Metric) -> str:
+    """The unit of a metric; of money the currency."""
+    return pgettext("currency", "RUB") if metric.is_cost else str(metric.unit)
 
 
 def coverage_words(series: Series) -> str:

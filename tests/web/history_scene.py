@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, timedelta
+from typing import Any
 
 from django.utils import timezone
 
@@ -51,7 +52,7 @@ def make_past() -> Past:
     day = (DAY, NEXT)
     held(training, node, day, devices=2)
     held(session, node, day, devices=1, milli=500, first=2)
-    usual = {"cpu_cores": 2.0, "memory_mib": 4096.0}
+    usual: dict[str, Any] = {"cpu_cores": 2.0, "memory_mib": 4096.0}
     measured(training, day[0], day[0] + timedelta(hours=12), gpu_util_percent=60.0, **usual)
     measured(session, *day, gpu_util_percent=0.5, cpu_cores=0.1, memory_mib=2048.0)
     return Past(
