@@ -1,0 +1,112 @@
+"""The ledger against a plain search over all nodes, and its rewinding."""
+
+from __future__ import annotations
+
+from random import Random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scheduling.core.ledger import Ledger
+from scheduling.core.rooms import Ask, Pool, Room, Spot
+from scheduling.core.types import GpuRequest, NodeTypeName
+from tests.core.small import node
+
+ASKS = [
+    Ask(GpuRequest(), 1000, 1024),
+    Ask(GpuRequest(1, 333), 1000, 1024),
+    Ask(GpuRequest(1, 500), 4000, 1024),
+    Ask(GpuRequest(1, None, 5461), 1000, 1024),
+    Ask(GpuRequest(2, 250), 1000, 1024),
+    Ask(GpuRequest(1, 1000), 8000, 65536),
+    Ask(GpuRequest(2, 1000), 1000, 1024),
+    Ask(GpuRequest(4, 1000), 1000, 1024),
+]
+
+
+def ledger(random: Random) -> Ledger:
+    nodes = [
+        node(
+            f"n{i}",
+            random.choice((0, 2, 4)),
+            cpu_milli=random.choice((8000, 64_000)),
+            max_replicas=random.choice((None, 3)),
+        )
+        for i in range(6)
+    ]
+    spread = {NodeTypeName("t4"): random.choice(("bin_pack", "spread"))}
+    made = Ledger(nodes, placement=spread)
+    made.index()
+    return made
+
+
+def picture(made: Ledger) -> object:
+    """All that a ledger knows, indexes included."""
+    rooms = [
+        (room.cpu, room.memory, room.slots, tuple(room.devices), room.free, room.whole, room.shared)
+        for room in made.rooms.values()
+    ]
+    indexes = [
+        (
+            [list(bucket) for bucket in pool.by_whole],
+            [list(bucket) for bucket in pool.by_shared],
+            pool.free_units,
+            pool.free_cpu,
+            pool.free_memory,
+        )
+        for pool in made.pools
+    ]
+    return rooms, indexes
+
+
+def has_place(room: Room, ask: Ask, pool: Pool) -> bool:
+    units = ask.units_per_device(pool.gpu_memory_mib)
+    fitting = sum(1 for free in room.devices if free >= units)
+    return (
+        room.cpu >= ask.cpu_milli
+        and room.memory >= ask.memory_mib
+        and room.slots > 0
+        and (ask.gpu.num_devices == 0 or fitting >= ask.gpu.num_devices)
+    )
+
+
+@settings(max_examples=80, derandomize=True)
+@given(st.integers(0, 10**6))
+def test_finds_a_place_exactly_where_one_is_and_rewinds(seed: int) -> None:
+    random = Random(seed)
+    made = ledger(random)
+    taken: list[tuple[Spot, Ask]] = []
+    for _ in range(25):
+        before, mark = picture(made), made.mark()
+        ask = random.choice(ASKS)
+        spot = made.find(ask, made.pools)
+        anywhere = any(has_place(r, ask, p) for p in made.pools for r in p.nodes)
+        assert (spot is not None) == anywhere
+        if spot is not None:
+            assert has_place(spot.room, ask, spot.room.pool)
+            assert made.find_on(spot.room, ask) is not None
+            with made.supposing():
+                made.take(spot, ask)
+            assert picture(made) == before
+            with made.supposing() as supposition:
+                made.take(spot, ask)
+                supposition.keep()
+            taken.append((spot, ask))
+        if taken and random.random() < 0.3:
+            made.give_back(*taken.pop(random.randrange(len(taken))))
+        if random.random() < 0.3:
+            after = made.mark()
+            if after > mark and spot is not None and taken and taken[-1][0] is spot:
+                made.rewind(mark)
+                assert picture(made) == before
+                taken.pop()
+
+
+def test_a_whole_device_is_no_place_once_shared() -> None:
+    made = Ledger([node("a", 1)], placement={})
+    made.index()
+    third = made.find(Ask(GpuRequest(1, 333), 0, 0), made.pools)
+    assert third is not None
+    made.take(third, Ask(GpuRequest(1, 333), 0, 0))
+    assert made.find(Ask(GpuRequest(1, 1000), 0, 0), made.pools) is None
+    assert made.find(Ask(GpuRequest(1, 667), 0, 0), made.pools) is not None
