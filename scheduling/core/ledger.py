@@ -154,18 +154,6 @@ class Ledger:
         assert devices is not None
         return Spot(room, devices, units)
 
-    def find_on(self, room: Room, ask: Ask) -> Spot | None:
-        """A place on this very node, or None."""
-        if not room.is_indexed or not room.fits_beside_gpus(ask):
-            return None
-        if ask.gpu.num_devices == 0:
-            return Spot(room, (), 0)
-        units = ask.units_per_device(room.pool.gpu_memory_mib)
-        if units > room.pool.unit_capacity:
-            return None
-        devices = room.choose_devices(units, ask.gpu.num_devices)
-        return None if devices is None else Spot(room, devices, units)
-
     def emptiest(self, pool: Pool) -> Iterator[Room]:
         """Nodes with GPUs free, those with the most whole devices first."""
         seen: set[int] = set()
