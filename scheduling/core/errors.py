@@ -1,10 +1,9 @@
 """What may go wrong in the core, and who is to blame.
 
-    SchedulingError ├── InvalidWorkloadError     a request that no cluster could satisfy, whatever
-    is free ├── SnapshotError            the picture contradicts itself: a device given twice, a
-    project unknown ├── ScenarioError            a scenario file that cannot be read; names the JSON
-    path ├── LifecycleError           an event that cannot happen in this phase └── SolverError ├──
-    InfeasibleError      the model has no solution └── SolverTimeoutError   none was found in time
+    SchedulingError
+    ├── SnapshotError    the picture contradicts itself: a device given twice, a project unknown
+    ├── ScenarioError    a scenario file that cannot be read; names the JSON path
+    └── LifecycleError   an event that cannot happen in this phase
 
 That a workload has to wait is not an error: it is a `Hold` with a reason.
 """
@@ -14,10 +13,6 @@ from __future__ import annotations
 
 class SchedulingError(Exception):
     """Anything the core refuses."""
-
-
-class InvalidWorkloadError(SchedulingError):
-    """A request that no cluster could satisfy, whatever is free."""
 
 
 class SnapshotError(SchedulingError):
@@ -39,15 +34,3 @@ class ScenarioError(SchedulingError):
 
 class LifecycleError(SchedulingError):
     """An event that cannot happen in this phase."""
-
-
-class SolverError(SchedulingError):
-    """An exact choice could not be made."""
-
-
-class InfeasibleError(SolverError):
-    """The model has no solution; names what cannot fit."""
-
-
-class SolverTimeoutError(SolverError):
-    """No solution was found within the time limit."""
