@@ -21,6 +21,7 @@ from scheduling.core.ordering import Queue, workload_key
 from scheduling.core.preempt import PreemptVictims
 from scheduling.core.prospects import Prospects
 from scheduling.core.reclaim import ReclaimVictims, may_claim
+from scheduling.core.reservation import Reservations
 from scheduling.core.search import Effort, Found, search
 from scheduling.core.state import State, Victim
 from scheduling.core.types import Policy, Snapshot, Workload, WorkloadId
@@ -204,6 +205,7 @@ class _Cycle:
     def __init__(self, state: State) -> None:
         self.state = state
         self._prospects = Prospects(state)
+        self._reservations = Reservations(state)
         self._queue: Queue | None = None
         self._waiting: list[Item] = [item for item in state.items if self._is_ready(item)]
         self._hopeless: set[object] = set()
@@ -260,15 +262,18 @@ class _Cycle:
             for option in item.options():
                 if not option.is_possible or self._is_refused(item, option, count):
                     continue
-                spots = self.state.find(item, option, count)
+                with self._reservations.open_to(item):
+                    spots = self.state.find(item, option, count)
                 if spots is not None:
                     self.state.start(item, spots)
                     return bool(item.pending)
-                self._hopeless.add((item.shape.number, option.number, count))
+                self._hopeless.add(key(item, option, count))
+            self._reservations.consider(item)
             return False
 
         def key(item: Item, option: Option, count: int) -> object:
-            return (item.shape.number, option.number, count)
+            is_open = self._reservations.is_open_to(item)
+            return (item.shape.number, option.number, count, is_open)
 
         return Attempt(attempt, key, lambda item: True, may_evict=False)
 
@@ -277,7 +282,8 @@ class _Cycle:
 
         Both stay as they are during this step: capacity and quota only shrink.
         """
-        shape = (item.shape.number, option.number, count)
+        is_open = self._reservations.is_open_to(item)
+        shape = (item.shape.number, option.number, count, is_open)
         admission = (item.account.id, shape, item.is_preemptible)
         if shape in self._hopeless or admission in self._hopeless:
             return True
@@ -302,7 +308,8 @@ class _Cycle:
                 claim = key(item, option, count)
                 if not option.is_possible or claim in self._hopeless:
                     continue
-                found = rule.claim(self.state, self._prospects, item, option, effort)
+                with self._reservations.open_to(item):
+                    found = rule.claim(self.state, self._prospects, item, option, effort)
                 if found is not None:
                     self._settle(item, found, rule.name)
                     return bool(item.pending)
@@ -310,7 +317,8 @@ class _Cycle:
             return False
 
         def key(item: Item, option: Option, count: int) -> object:
-            shape = (item.shape.number, option.number, count)
+            is_open = self._reservations.is_open_to(item)
+            shape = (item.shape.number, option.number, count, is_open)
             if rule is CONSOLIDATE:
                 # It does not matter whose claim it is, except that it must be admitted.
                 is_admitted = not refusal(
@@ -370,7 +378,7 @@ class _Cycle:
 
     def conclude(self) -> Plan:
         state = self.state
-        waiting = reasons.Waiting(state)
+        waiting = reasons.Waiting(state, self._reservations)
         decisions: list[Decision] = list(self._departures())
         holds: list[Item] = []
         for item in state.items:

@@ -155,7 +155,7 @@ class Ledger:
         return Spot(room, devices, units)
 
     def emptiest(self, pool: Pool) -> Iterator[Room]:
-        """Nodes with GPUs free, those with the most whole devices first."""
+        """Nodes with the most whole devices free first, then by room on shared ones, then full."""
         seen: set[int] = set()
         for bucket in (*reversed(pool.by_whole), *reversed(pool.by_shared)):
             for key in bucket if pool.is_spread else reversed(bucket):
@@ -163,6 +163,9 @@ class Ledger:
                 if rank not in seen:
                     seen.add(rank)
                     yield self._ranked[rank]
+        for room in pool.nodes:
+            if room.rank not in seen:
+                yield room
 
     # Inside.
 

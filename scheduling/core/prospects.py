@@ -234,15 +234,20 @@ class Prospects:
             fitting = min(fitting, parts // count)
         return fitting
 
-    def could_fit_without(self, item: Item, option: Option, others: Iterable[Item]) -> bool:
-        """Whether one replica would fit some node if these were gone, which is needed at least."""
+    def could_fit_without(
+        self, item: Item, option: Option, others: Iterable[Item], only: Room | None = None
+    ) -> bool:
+        """Whether one replica would fit some node (or only this) if these were gone.
+
+        That much is needed at least.
+        """
         ask = item.shape.ask
         hosts = self.hosts(item.shape, option)
         freed: dict[Room, Load] = {}
         for other in others:
             for placed in other.running:
                 room = placed.spot.room
-                if hosts(room):
+                if (only is None or room is only) and hosts(room):
                     load = freed.get(room)
                     if load is None:
                         load = freed[room] = Load(len(room.devices))

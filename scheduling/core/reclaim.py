@@ -10,11 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 
-from scheduling.core.accounts import Account
+from scheduling.core.accounts import Account, parting
 from scheduling.core.admission import is_within_quota, is_within_share
 from scheduling.core.demand import Item, Option
 from scheduling.core.ordering import VictimKey, key_after_shrinking
 from scheduling.core.prospects import Excess, Loser, Prospects, Side, over_ratios
+from scheduling.core.rooms import Room
 from scheduling.core.search import Effort, Usefulness
 from scheduling.core.state import State, Victim
 
@@ -26,6 +27,9 @@ def may_claim(item: Item, option: Option) -> bool:
     """
     return is_within_share(item.account, option.amounts, item.num_next)
 
+
+NUM_NODES_LOOKED_AT = 128
+"""On a larger cluster, a claim for several devices of one node looks at so many nodes."""
 
 Loss = dict[int, int]
 """Amounts by number of resource."""
@@ -67,6 +71,9 @@ class ReclaimVictims:
         self._asked_numbers = tuple(self._asked)
         self._has_changed_home = False
         self._queue: list[Loser] | None = None
+        self._nearest: set[int] | None = None
+        if item.shape.ask.gpu.num_devices > 1 and _num_nodes(option) > NUM_NODES_LOOKED_AT:
+            self._nearest = self._nearest_nodes(effort)
 
     def pick(self) -> Victim | None:
         """The victim with the smallest key among all projects that may lose just now.
@@ -229,10 +236,44 @@ class ReclaimVictims:
         if heap is None:
             heap = self._heaps[account] = self._prospects.victim_heap(account.id).copy()
         while heap:
-            if self._is_useful(heap[0][1]):
+            if self._is_near(heap[0][1]) and self._is_useful(heap[0][1]):
                 return heap[0][0]
             heappop(heap)
         return None
+
+    def _is_near(self, other: Item) -> bool:
+        nearest = self._nearest
+        return nearest is None or any(placed.spot.room.rank in nearest for placed in other.running)
+
+    def _nearest_nodes(self, effort: Effort) -> set[int]:
+        """On a large cluster, the nodes that lack least, of those that victims could complete.
+
+        Taking several devices of one node victim by victim, wherever the next one in order lies,
+        would empty many nodes by half before one is whole.
+        """
+        wanted = 2 * self._item.num_next + 6
+        nearest: set[int] = set()
+        num_looked_at = 0
+        for pool in self._option.pools:
+            for room in self._state.ledger.emptiest(pool):
+                if len(nearest) == wanted or num_looked_at == NUM_NODES_LOOKED_AT:
+                    break
+                num_looked_at += 1
+                if self._could_complete(room):
+                    nearest.add(room.rank)
+        effort.was_cut_short = effort.was_cut_short or not nearest
+        return nearest
+
+    def _could_complete(self, room: Room) -> bool:
+        """Whether those who may lose just now, gone from this node, would leave room for one."""
+        losers = (
+            other
+            for other, _ in self._prospects.victims_on(room.node.name)
+            if other.account is not self._item.account
+            and parting(self._item.account, other.account) is not None
+            and self._may_lose(self._side(other.account))
+        )
+        return self._prospects.could_fit_without(self._item, self._option, losers, room)
 
     def _numbers(self, side: Side) -> dict[str, object]:
         mine, theirs = side.mine, side.theirs
@@ -250,6 +291,10 @@ class ReclaimVictims:
             "victim_share": theirs.fair[r],
             "victim_borrowed": theirs.borrowed(r),
         }
+
+
+def _num_nodes(option: Option) -> int:
+    return sum(len(pool.nodes) for pool in option.pools)
 
 
 def _by_item(victims: list[Victim]) -> list[list[Victim]]:

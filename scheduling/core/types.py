@@ -174,6 +174,8 @@ class Workload:
             request.
         avoided_nodes: Nodes on which its start failed lately.
         waiting_since_s: Its submission or last eviction, for delay and aging; None knows neither.
+        expected_end_s: When it will have ended if it runs, by a pessimistic prediction.
+        expected_run_s: How long it will run once started, by a pessimistic prediction.
         incomplete_since_s: Since when fewer than the minimum of its replicas have been running.
     """
 
@@ -196,6 +198,8 @@ class Workload:
     eviction_cost: EvictionCost | None = None
     waiting_since_s: float | None = None
     incomplete_since_s: float | None = None
+    expected_end_s: float | None = None
+    expected_run_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

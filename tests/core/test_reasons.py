@@ -294,3 +294,35 @@ def test_queue_positions_count_within_project_and_first_choice() -> None:
         "v1": (1, 1),
         "c1": (1, 1),
     }
+
+
+def test_behind_reservation_names_the_gang_and_the_time() -> None:
+    parts = (
+        node("a", 2),
+        node("b", 2),
+        project("p", 2000),
+        project("q", 4000),
+        training("r", "p", 2000, "a:0,1", is_preemptible=False, expected_end_s=200.0),
+        training("g", "q", 2000, min_replicas=2),
+    )
+    small = training("w", "q", 1000, priority=25, expected_run_s=600.0)
+    hold = answer("w", *parts, small, now_s=100.0)
+    check(hold.reason, "behind_reservation", "kept for g for 100 s more")
+    assert hold.reason.details["own_end_s"] == 700.0
+    gang = answer("g", *parts, small, now_s=100.0)
+    check(gang.reason, "gang_incomplete", "1 of 2 replicas fit", "expected free in 100 s")
+    assert gang.reason.details["reserved_nodes"] == ["a", "b"]
+
+
+def test_stale_gang() -> None:
+    decided = plan(
+        snapshot(
+            node("a", 1),
+            project("p", 2000),
+            training("g", "p", 1000, "a:0", min_replicas=2, pending=1, incomplete_since_s=0.0),
+        ),
+        Policy(),
+        61.0,
+    )
+    reasons = [d.reason for d in decided.decisions if d.workload == "g"]
+    check(reasons[0], "stale_gang", "only 1 of 2 replicas", "60 s")

@@ -9,6 +9,7 @@ from scheduling.core.admission import Bound, Refusal, is_within_quota, is_within
 from scheduling.core.decisions import Reason
 from scheduling.core.demand import Item, Option
 from scheduling.core.reasons.words import Details, Offer, gpus, quantity, unit_suffix
+from scheduling.core.reservation import Reservations
 from scheduling.core.rooms import Pool
 from scheduling.core.search import Effort
 from scheduling.core.state import State
@@ -21,8 +22,9 @@ class Waiting:
     one.
     """
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: State, reservations: Reservations) -> None:
         self._state = state
+        self._reservations = reservations
         self._cache: dict[object, Reason] = {}
         self._blocks: dict[Pool, int] = {}
         self._entries: dict[tuple[int, int], Details] = {}
@@ -42,6 +44,8 @@ class Waiting:
             item.is_preemptible,
             item.chosen_type,
             None if effort is None else (effort.protected_until, effort.was_cut_short),
+            self._reservations.is_open_to(item),
+            item is self._kept_item(),
         )
         reason = self._cache.get(key)
         if reason is None:
@@ -64,6 +68,8 @@ class Waiting:
         if not any(option.is_possible for option in allowed):
             return self._no_fit(item, allowed[0], entries)
         option = next(option for option in allowed if option.is_possible)
+        if any(self._reservations.would_fit_without(item, option) for option in allowed):
+            return self._behind_reservation(item, entries)
         if effort.protected_until is not None:
             return self._protected(effort.protected_until, entries)
         if effort.was_cut_short:
@@ -83,6 +89,31 @@ class Waiting:
         if item.num_next > 1:
             return self._gang(item, option, entries)
         return self._no_fit(item, option, entries)
+
+    def _kept_item(self) -> Item | None:
+        kept = self._reservations.kept
+        return None if kept is None else kept.item
+
+    def _behind_reservation(self, item: Item, entries: tuple[Details, ...]) -> Reason:
+        kept = self._reservations.kept
+        assert kept is not None
+        run_s = item.workload.expected_run_s
+        end_s = None if run_s is None else self._state.now_s + run_s
+        seconds = kept.until_s - self._state.now_s
+        name = kept.option.node_type or "the cluster"
+        return Reason(
+            "behind_reservation",
+            f"Room on {name} is kept for {kept.item.id} for {seconds:.0f} s more;"
+            " only what ends before may start there.",
+            {
+                "name": kept.item.id,
+                "node_type": kept.option.node_type,
+                "until_s": kept.until_s,
+                "own_end_s": end_s,
+            },
+            ({"id": "shorter"}, *_other_types(item)),
+            entries,
+        )
 
     def _refusal(self, item: Item, option: Option) -> Refusal | None:
         return refusal(
@@ -210,10 +241,18 @@ class Waiting:
         fitting = self._num_fitting(item, option)
         minimum = item.workload.min_replicas
         ready = minimum - item.num_missing + fitting
+        details: Details = {"placeable": ready, "minimum": minimum}
+        kept = self._reservations.kept
+        until = ""
+        if kept is not None and kept.item is item:
+            details |= {"reserved_until_s": kept.until_s, "reserved_nodes": list(kept.nodes)}
+            until = (
+                f" Room is kept for it, expected free in {kept.until_s - self._state.now_s:.0f} s."
+            )
         return Reason(
             "gang_incomplete",
-            f"{ready} of {minimum} replicas fit; they start together or not at all.",
-            {"placeable": ready, "minimum": minimum},
+            f"{ready} of {minimum} replicas fit; they start together or not at all.{until}",
+            details,
             ({"id": "fewer_replicas"},),
             entries,
         )

@@ -223,6 +223,8 @@ class _Reader:
             not_before_s=optional_number(entry, "not_before_s"),
             waiting_since_s=optional_number(entry, "waiting_since_s"),
             incomplete_since_s=optional_number(entry, "incomplete_since_s"),
+            expected_end_s=optional_number(entry, "expected_end_s"),
+            expected_run_s=optional_number(entry, "expected_run_s"),
             failures=entry.integer("failures", 0) if entry.has("failures") else 0,
             last_error=optional_text(entry, "last_error"),
             avoided_nodes=frozenset(NodeName(name) for name in entry.texts("avoided_nodes"))

@@ -127,6 +127,10 @@ def _history(workload: Workload) -> Mapping[str, object]:
         entry["not_before_s"] = workload.not_before_s
     if workload.waiting_since_s is not None:
         entry["waiting_since_s"] = workload.waiting_since_s
+    if workload.expected_end_s is not None:
+        entry["expected_end_s"] = workload.expected_end_s
+    if workload.expected_run_s is not None:
+        entry["expected_run_s"] = workload.expected_run_s
     if workload.incomplete_since_s is not None:
         entry["incomplete_since_s"] = workload.incomplete_since_s
     if workload.failures:

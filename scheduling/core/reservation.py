@@ -1,0 +1,180 @@
+"""Keeping room for a large gang until enough of what it needs is expected free; backfill meanwhile.
+
+Without it a gang may wait for ever while small work takes each device as it comes free. So for the
+first gang of a cycle that does not fit, though its project may have what it asks, the earliest time
+is found at which enough devices are expected free, from pessimistic predictions of when running
+work ends. What is free already on the nodes it would then get is kept; others may start there only
+if they are predicted to end before. Found anew in each cycle; without predictions there is none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from scheduling.core.admission import is_within_share, refusal
+from scheduling.core.demand import Item, Option
+from scheduling.core.rooms import Load, Room, Spot
+from scheduling.core.state import State
+from scheduling.core.types import WorkloadId
+
+Ender = tuple[float, WorkloadId, Item]
+"""When a running workload is predicted to end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """Room kept for a gang.
+
+    Attributes:
+        until_s: When all of it is expected free, by pessimistic predictions.
+    """
+
+    item: Item
+    option: Option
+    until_s: float
+    nodes: tuple[str, ...]
+
+
+class Reservations:
+    """The one reservation of a cycle, and who may use its room all the same."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._shadows: list[tuple[Room, Load]] = []
+        self._enders: list[Ender] | None = None
+        self.kept: Reservation | None = None
+
+    def consider(self, item: Item) -> None:
+        """Keep room for a gang that could not be placed, if it is the first and may have it."""
+        if self.kept is not None or item.num_missing < 2:
+            return
+        found: tuple[Reservation, list[Spot]] | None = None
+        for option in item.options():
+            if not option.is_possible or not _may_have(item, option):
+                continue
+            candidate = self._earliest(item, option)
+            if candidate and (found is None or candidate[0].until_s < found[0].until_s):
+                found = candidate
+        if found is not None:
+            self.kept, spots = found
+            self._shadows = _free_part(spots, item)
+            self._shade(1)
+
+    def is_open_to(self, item: Item) -> bool:
+        """The gang itself, and work that is predicted to end before the gang can start."""
+        if self.kept is None or item is self.kept.item:
+            return True
+        run_s = item.workload.expected_run_s
+        return run_s is not None and self._state.now_s + run_s <= self.kept.until_s
+
+    @contextmanager
+    def open_to(self, item: Item) -> Iterator[None]:
+        """Inside, the room kept is free for those to whom it is open."""
+        is_open = bool(self._shadows) and self.is_open_to(item)
+        if is_open:
+            self._shade(-1)
+        try:
+            yield
+        finally:
+            if is_open:
+                self._shrink()
+                self._shade(1)
+
+    def would_fit_without(self, item: Item, option: Option) -> bool:
+        """Whether only the room kept is in a workload's way."""
+        if self.kept is None or self.is_open_to(item):
+            return False
+        self._shade(-1)
+        with self._state.ledger.supposing():
+            fits = self._state.find(item, option, item.num_next) is not None
+        self._shade(1)
+        return fits
+
+    def _earliest(self, item: Item, option: Option) -> tuple[Reservation, list[Spot]] | None:
+        """When, and on which places, the gang could start if all ends as predicted.
+
+        Cost: a placement per halving of the number of workloads that end.
+        """
+        enders = [
+            ender
+            for ender in self._all_enders()
+            if any(placed.spot.room.pool in option.pools for placed in ender[2].running)
+        ]
+        low, high = 0, len(enders)
+        if not enders or self._places(item, option, enders) is None:
+            return None
+        while high - low > 1:
+            middle = (low + high) // 2
+            if self._places(item, option, enders[:middle]) is None:
+                low = middle
+            else:
+                high = middle
+        spots = self._places(item, option, enders[:high])
+        assert spots is not None
+        nodes = tuple(sorted({spot.room.node.name for spot in spots}))
+        return Reservation(item, option, enders[high - 1][0], nodes), spots
+
+    def _all_enders(self) -> list[Ender]:
+        """What runs and is predicted to end, first to end first."""
+        if self._enders is None:
+            now_s = self._state.now_s
+            found = [
+                (max(end_s, now_s), other.id, other)
+                for other in self._state.items
+                if (end_s := other.workload.expected_end_s) is not None and other.running
+            ]
+            self._enders = sorted(found, key=lambda ender: ender[:2])
+        return self._enders
+
+    def _places(self, item: Item, option: Option, ended: Sequence[Ender]) -> list[Spot] | None:
+        """Places for the gang once these have ended."""
+        ledger = self._state.ledger
+        with ledger.supposing():
+            for _, _, other in ended:
+                for placed in other.running:
+                    ledger.give_back(placed.spot, other.shape.ask)
+            return self._state.find(item, option, item.num_next)
+
+    def _shade(self, sign: int) -> None:
+        for room, shadow in self._shadows:
+            self._state.ledger.shade(room, shadow, sign)
+
+    def _shrink(self) -> None:
+        """What was used by those to whom it was open can no longer be kept."""
+        for room, shadow in self._shadows:
+            shadow.cpu = min(shadow.cpu, room.cpu)
+            shadow.memory = min(shadow.memory, room.memory)
+            shadow.slots = min(shadow.slots, room.slots)
+            shadow.devices = [
+                min(kept, free) for kept, free in zip(shadow.devices, room.devices, strict=True)
+            ]
+
+
+def _may_have(item: Item, option: Option) -> bool:
+    barrier = refusal(
+        item.account,
+        option.amounts,
+        is_preemptible=item.is_preemptible,
+        count=item.num_next,
+    )
+    return barrier is None and is_within_share(item.account, option.amounts, item.num_next)
+
+
+def _free_part(spots: list[Spot], item: Item) -> list[tuple[Room, Load]]:
+    """What of these places is free now, node by node."""
+    loads: dict[Room, Load] = {}
+    for spot in spots:
+        load = loads.get(spot.room)
+        if load is None:
+            load = loads[spot.room] = Load(len(spot.room.devices))
+        load.add(spot, item.shape.ask)
+    for room, load in loads.items():
+        load.cpu = min(load.cpu, max(0, room.cpu))
+        load.memory = min(load.memory, max(0, room.memory))
+        load.slots = min(load.slots, max(0, room.slots))
+        load.devices = [
+            min(asked, free) for asked, free in zip(load.devices, room.devices, strict=True)
+        ]
+    return list(loads.items())
