@@ -83,6 +83,8 @@ class Waiting:
         is_in_share = any(is_within_share(item.account, o.amounts, item.num_next) for o in allowed)
         if not is_in_share and not self._is_scattered(item, option):
             return self._over_share(item, option, entries)
+        if item is self._kept_item():
+            return self._gang(item, option, entries)
         promised = self._overpromised(item, option)
         if promised is not None:
             return promised
