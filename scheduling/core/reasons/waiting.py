@@ -68,6 +68,16 @@ class Waiting:
         if not any(option.is_possible for option in allowed):
             return self._no_fit(item, allowed[0], entries)
         option = next(option for option in allowed if option.is_possible)
+        return (
+            self._delayed(item, allowed, effort, entries)
+            or self._unshared(item, allowed, option, entries)
+            or self._unplaced(item, option, entries)
+        )
+
+    def _delayed(
+        self, item: Item, allowed: list[Option], effort: Effort, entries: tuple[Details, ...]
+    ) -> Reason | None:
+        """What time alone will change."""
         if any(self._reservations.would_fit_without(item, option) for option in allowed):
             return self._behind_reservation(item, entries)
         if effort.protected_until is not None:
@@ -80,14 +90,23 @@ class Waiting:
                 {"tried": effort.num_tried},
                 per_node_type=entries,
             )
+        return None
+
+    def _unshared(
+        self, item: Item, allowed: list[Option], option: Option, entries: tuple[Details, ...]
+    ) -> Reason | None:
+        """What its project may not insist on."""
         is_in_share = any(is_within_share(item.account, o.amounts, item.num_next) for o in allowed)
         if not is_in_share and not self._is_scattered(item, option):
             return self._over_share(item, option, entries)
-        if item is self._kept_item():
-            return self._gang(item, option, entries)
-        promised = self._overpromised(item, option)
-        if promised is not None:
-            return promised
+        return None
+
+    def _unplaced(self, item: Item, option: Option, entries: tuple[Details, ...]) -> Reason:
+        """What its project may have, but no node can give."""
+        if item is not self._kept_item():
+            promised = self._overpromised(item, option)
+            if promised is not None:
+                return promised
         if item.num_next > 1:
             return self._gang(item, option, entries)
         return self._no_fit(item, option, entries)
@@ -261,7 +280,7 @@ class Waiting:
 
     def _num_fitting(self, item: Item, option: Option) -> int:
         state, fitting = self._state, 0
-        with state.ledger.supposing():
+        with self._reservations.open_to(item), state.ledger.supposing():
             while fitting < item.num_next and state.find(item, option, 1) is not None:
                 fitting += 1
         return fitting
