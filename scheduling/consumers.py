@@ -10,17 +10,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import time
 import uuid
+from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
 from channels.db import database_sync_to_async
-from channels.generic.websocket import AsyncJsonWebsocketConsumer
+from channels.generic.websocket import AsyncJsonWebsocketConsumer, AsyncWebsocketConsumer
 
 from projects import access
 from projects.models import Project, User
-from scheduling import live
+from scheduling import live, streams
 from scheduling.models import Workload
 from telemetry import live as samples
 
@@ -29,6 +31,11 @@ CLOSE_BAD_MESSAGE = 4400
 MAX_TOPICS = 120
 MAX_TOPIC_CHARS = 200
 CHECK_AGAIN_S = 30.0
+MAX_NODES = 4000
+MIN_GAP_S = 0.9
+"""Between two messages of squares, so that scrolling makes no more of them."""
+MAX_MESSAGES = 40
+PER_S = 10.0
 OPEN_TOPICS = frozenset({live.NODES_TOPIC, live.QUEUE_TOPIC})
 OPEN_SUBJECTS = ("node:", "device:")
 
@@ -118,6 +125,94 @@ class LiveConsumer(AsyncJsonWebsocketConsumer):
             return False
         await self._listen_to(allowed)
         return True
+
+
+class SquaresConsumer(AsyncWebsocketConsumer):
+    """One open *Live* page: which nodes it shows, and what changes there (`scheduling.streams`).
+
+    The page says `{"watch": [node, …]}` and `{"pause": true}`.
+    """
+
+    async def connect(self) -> None:
+        self.sender: asyncio.Task[None] | None = None
+        self.viewer: streams.Viewer | None = None
+        self.heard_at: deque[float] = deque(maxlen=MAX_MESSAGES)
+        self.board: streams.Board = streams.board()
+        await self.accept()
+        user = self.scope.get("user")
+        if not isinstance(user, User) or not user.is_active:
+            await self.close(code=CLOSE_NOT_LOGGED_IN)
+            return
+        self.viewer = streams.Viewer(await named_projects(user.pk) or frozenset())
+        self.board.join(self.viewer)
+        self.sender = asyncio.create_task(self._send_news(user.pk, self.viewer))
+
+    async def disconnect(self, code: int) -> None:
+        if self.sender is not None:
+            self.sender.cancel()
+        if self.viewer is not None:
+            self.board.leave(self.viewer)
+
+    async def receive(self, text_data: str | None = None, bytes_data: bytes | None = None) -> None:
+        now = time.monotonic()
+        is_flood = len(self.heard_at) == MAX_MESSAGES and now - self.heard_at[0] < PER_S
+        self.heard_at.append(now)
+        if self.viewer is None or is_flood or not self._obey(self.viewer, _json(text_data)):
+            await self.close(code=CLOSE_BAD_MESSAGE)
+
+    def _obey(self, viewer: streams.Viewer, wish: object) -> bool:
+        """Do what the page says; False when it says nothing that is known."""
+        if not isinstance(wish, dict):
+            return False
+        nodes, is_paused = wish.get("watch"), wish.get("pause")
+        if isinstance(nodes, list):
+            viewer.watch([node for node in nodes[:MAX_NODES] if type(node) is int])
+        if isinstance(is_paused, bool):
+            viewer.is_paused = is_paused
+            viewer.fresh.set()
+        return isinstance(nodes, list) or isinstance(is_paused, bool)
+
+    async def _send_news(self, user_id: int, viewer: streams.Viewer) -> None:
+        """Send what the page lacks, at most once a second and at the browser's own pace."""
+        checked_at = time.monotonic()
+        while True:
+            await viewer.fresh.wait()
+            viewer.fresh.clear()
+            if time.monotonic() - checked_at > CHECK_AGAIN_S:
+                checked_at = time.monotonic()
+                if not await self._is_still_welcome(user_id, viewer):
+                    return
+            message = None if viewer.is_paused else self.board.message(viewer)
+            if message is not None:
+                await self.send(text_data=message)
+                await asyncio.sleep(MIN_GAP_S)
+
+    async def _is_still_welcome(self, user_id: int, viewer: streams.Viewer) -> bool:
+        """Look again at what the person may see; close when they may not log in any more."""
+        named = await named_projects(user_id)
+        if named is None:
+            await self.close(code=CLOSE_NOT_LOGGED_IN)
+            return False
+        if viewer.named != named:
+            viewer.named = named
+            viewer.forget()
+        return True
+
+
+def _json(text: str | None) -> object:
+    try:
+        return json.loads(text or "")
+    except (ValueError, RecursionError):
+        return None
+
+
+@database_sync_to_async
+def named_projects(user_id: int) -> frozenset[int] | None:
+    """Projects that the person sees by name; None when they may not be here."""
+    user = User.objects.filter(pk=user_id, is_active=True).first()
+    if user is None:
+        return None
+    return frozenset(access.visible_projects(user).values_list("pk", flat=True))
 
 
 def group_of(topic: str) -> str:

@@ -4,9 +4,10 @@ from typing import Any
 
 from django.urls import path
 
-from scheduling.consumers import LiveConsumer
+from scheduling.consumers import LiveConsumer, SquaresConsumer
 
 # `Any`: a route to an ASGI application, which Django's types of routes do not know.
 websocket_urlpatterns: list[Any] = [
-    path("ws/live", LiveConsumer.as_asgi())  # type: ignore[arg-type]
+    path("ws/live", LiveConsumer.as_asgi()),  # type: ignore[arg-type]
+    path("ws/squares", SquaresConsumer.as_asgi()),  # type: ignore[arg-type]
 ]

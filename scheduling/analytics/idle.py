@@ -80,8 +80,8 @@ FROM asked, LATERAL (
 """
 
 
-def now(viewer: User, at: datetime) -> list[Holding]:
-    """Everybody who is idle now, longest first; a fixed number of queries."""
+def found(at: datetime) -> dict[int, tuple[datetime, float | None]]:
+    """Allocations that are idle, with the time since when and the GPU memory held; one query."""
     with connection.cursor() as cursor:
         cursor.execute(
             _IDLE,
@@ -93,12 +93,17 @@ def now(viewer: User, at: datetime) -> list[Holding]:
                 "network": IDLE_NETWORK_BYTES_PER_S,
             },
         )
-        found = {row[0]: (row[1], row[2]) for row in cursor.fetchall() if at - row[1] >= WINDOW}
+        return {row[0]: (row[1], row[2]) for row in cursor.fetchall() if at - row[1] >= WINDOW}
+
+
+def now(viewer: User, at: datetime) -> list[Holding]:
+    """Everybody who is idle now, longest first; a fixed number of queries."""
+    idle = found(at)
     named = set(visible_projects(viewer).values_list("pk", flat=True))
-    rows = Allocation.objects.filter(pk__in=found).select_related(
+    rows = Allocation.objects.filter(pk__in=idle).select_related(
         "workload__project", "workload__owner", "node__node_type"
     )
-    holdings = [_holding(row, viewer, named, *found[row.pk], at) for row in rows]
+    holdings = [_holding(row, viewer, named, *idle[row.pk], at) for row in rows]
     return sorted(holdings, key=lambda one: (one.idle_since, _order(one)))
 
 

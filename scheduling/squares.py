@@ -1,0 +1,169 @@
+"""Every GPU as a square: who holds which part, whether that idles, and what it does now.
+
+Read whole once a second while anybody looks, then sent as differences (`scheduling.streams`). The
+numbers of a square are short because a thousand of them travel at a time.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from django.db import connection
+
+from scheduling.analytics import idle
+from scheduling.models import Device, DeviceAllocation, Node
+
+DEVICE_MILLI = 1000
+FRESH = timedelta(seconds=15)
+"""An older sample says nothing about now."""
+REMEMBERED = timedelta(days=1)
+
+Use = tuple[int | None, int | None, int | None, int | None]
+"""Use in per cent, MiB of memory, degrees Celsius, watts; None is no data."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one workload holds of a device."""
+
+    project: int
+    workload: uuid.UUID
+    milli: int
+    is_idle: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Square:
+    """One GPU.
+
+    Attributes:
+        key: Short and stable: the node's number and the device's index there.
+    """
+
+    key: str
+    node: int
+    index: int
+    memory_mib: int
+    is_healthy: bool
+    parts: tuple[Part, ...] = ()
+    use: Use = (None, None, None, None)
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Of the whole cluster, in thousandths of a GPU.
+
+    Attributes:
+        used: Of the devices that were measured; None when none was.
+    """
+
+    total: int
+    held: int
+    idle: int
+    used: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """The cluster at one moment.
+
+    Attributes:
+        heard: When each node was last measured, Unix seconds.
+    """
+
+    at: datetime
+    squares: tuple[Square, ...]
+    heard: Mapping[int, float]
+    totals: Totals
+
+
+def picture(at: datetime, idle_allocations: frozenset[int]) -> Picture:
+    """Read the cluster as it is; four queries, however large it is."""
+    parts = _parts(idle_allocations)
+    uses = _uses(at)
+    squares = tuple(
+        Square(f"{node}.{index}", node, index, memory, healthy, parts.get(device, ()), uses[device])
+        for device, node, index, memory, healthy in Device.objects.order_by(
+            "node_id", "index"
+        ).values_list("uuid", "node_id", "index", "memory_mib", "is_healthy")
+    )
+    return Picture(at, squares, _heard(at), totals_of(squares))
+
+
+def totals_of(squares: tuple[Square, ...]) -> Totals:
+    """Sums over all squares."""
+    held = [part for square in squares for part in square.parts]
+    used = [square.use[0] for square in squares if square.use[0] is not None]
+    return Totals(
+        total=len(squares) * DEVICE_MILLI,
+        held=sum(part.milli for part in held),
+        idle=sum(part.milli for part in held if part.is_idle),
+        used=sum(used) * DEVICE_MILLI // 100 if used else None,
+    )
+
+
+def idle_now(at: datetime) -> frozenset[int]:
+    """Allocations that are idle; slower than the rest, and slow to change."""
+    return frozenset(idle.found(at))
+
+
+def _parts(idle_allocations: frozenset[int]) -> dict[str, tuple[Part, ...]]:
+    found: dict[str, list[Part]] = defaultdict(list)
+    rows = DeviceAllocation.objects.filter(is_open=True).order_by("pk")
+    for device, milli, allocation, project, workload in rows.values_list(
+        "device_id",
+        "gpu_milli",
+        "allocation_id",
+        "allocation__project_id",
+        "allocation__workload_id",
+    ):
+        found[device].append(Part(project, workload, milli, allocation in idle_allocations))
+    return {device: tuple(parts) for device, parts in found.items()}
+
+
+# One probe of the key for each device: the table has no index by time alone.
+_NEWEST = """
+SELECT subject.name, newest.* FROM telemetry_subject subject,
+LATERAL (SELECT gpu_util_percent, memory_used_mib, temperature_c, power_w
+    FROM telemetry_devicesample sample WHERE sample.subject_id = subject.id
+    AND at > %(since)s AND at <= %(until)s ORDER BY at DESC LIMIT 1) newest
+WHERE subject.kind = 'device'
+"""
+
+
+def _uses(at: datetime) -> defaultdict[str, Use]:
+    found: defaultdict[str, Use] = defaultdict(lambda: (None, None, None, None))
+    with connection.cursor() as cursor:
+        # A node's clock may be a little ahead.
+        cursor.execute(_NEWEST, {"since": at - FRESH, "until": at + FRESH})
+        for name, *values in cursor.fetchall():
+            percent, memory, temperature, power = (
+                None if value is None else round(value) for value in values
+            )
+            found[name] = (percent, memory, temperature, power)
+    return found
+
+
+_HEARD = """
+SELECT node.id, EXTRACT(EPOCH FROM newest.at)::float8
+FROM scheduling_node node JOIN telemetry_subject subject
+    ON subject.kind = 'node' AND subject.name = node.name,
+LATERAL (SELECT at FROM telemetry_nodesample sample WHERE sample.subject_id = subject.id
+    AND at > %(since)s ORDER BY at DESC LIMIT 1) newest
+"""
+
+
+def _heard(at: datetime) -> dict[int, float]:
+    with connection.cursor() as cursor:
+        cursor.execute(_HEARD, {"since": at - REMEMBERED})
+        return dict(cursor.fetchall())
+
+
+def nodes_in_order() -> list[Node]:
+    """Nodes with devices, by type; the page draws them in this order."""
+    rows = Node.objects.filter(devices__isnull=False).select_related("node_type").distinct()
+    return list(rows.order_by("node_type__rank", "node_type__name", "name"))
