@@ -1,24 +1,29 @@
 """Batches of samples in: checked, stored once, then shown to whoever looks.
 
 A ledger row makes a repeated batch harmless, and the tables' primary key a repeated sample. COPY
-knows no ON CONFLICT, so rows go through a temporary table. What cannot be believed is refused,
-counted, and named in the ledger: a sample with an impossible time or subject as a whole, else the
-single value, which becomes no data.
+knows no ON CONFLICT: where a row is there already, the batch goes through a temporary table. What
+cannot be believed is refused, counted, and named in the ledger: a sample with an impossible time
+or subject as a whole, else the single value, which becomes no data.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Collection, Sequence
+import math
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 
+import numpy as np
 from django.conf import settings
 from django.db import connection, transaction
+from django.db.backends.utils import CursorWrapper
 from django.utils import timezone
 from psycopg import sql
+from psycopg.errors import UniqueViolation
 
-from telemetry import live, partitions
+from telemetry import binary_copy, live, partitions
+from telemetry.binary_copy import Floats
 from telemetry.messages import Sample, SampleBatch
 from telemetry.metrics import METRICS, Kind, metric_names, split_subject
 from telemetry.models import SAMPLE_MODELS, Batch, Subject
@@ -28,8 +33,6 @@ MAX_AHEAD_S = 300.0
 _MAX_NODE = 63
 _MAX_BATCH_ID = 64
 _NUM_NOTED = 5
-
-Row = tuple[float | None, ...]
 
 
 class IngestionError(Exception):
@@ -49,13 +52,26 @@ class Receipt:
     is_repeat: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Samples of one kind.
+
+    Attributes:
+        names: Of the subjects.
+        at: Unix seconds.
+        values: Shape (samples, metrics); NaN is no data.
+    """
+
+    names: list[str]
+    at: Floats
+    values: Floats
+
+
 @dataclass(slots=True)
 class _Checked:
-    """A batch's rows by kind, name and time, and what was refused."""
+    """A batch's samples by kind, and what was refused."""
 
-    rows: dict[Kind, dict[str, list[tuple[float, Row]]]] = field(
-        default_factory=lambda: {kind: defaultdict(list) for kind in Kind}
-    )
+    rows: dict[Kind, _Rows] = field(default_factory=dict)
     num_refused: int = 0
     notes: list[str] = field(default_factory=list)
 
@@ -84,11 +100,12 @@ def ingest(batch: SampleBatch, *, nodes: Collection[str], now: datetime | None =
         entry = _enter(batch, checked, now)
         if entry is None:
             return Receipt(is_repeat=True)
-        entry.num_stored = _store(checked)
-        entry.save(update_fields=["num_stored"])
+        num_stored = _store(checked)
+        if num_stored != len(batch.samples):
+            Batch.objects.filter(pk=entry).update(num_stored=num_stored)
         newest = _newest(checked)
         transaction.on_commit(lambda: live.publish(newest), robust=True)
-    return Receipt(num_stored=entry.num_stored, num_refused=checked.num_refused)
+    return Receipt(num_stored=num_stored, num_refused=checked.num_refused)
 
 
 # ---------------------------------------------------------------- checking
@@ -110,41 +127,68 @@ def _check_batch(batch: SampleBatch, nodes: Collection[str]) -> None:
 
 
 def _check(samples: Sequence[Sample], nodes: Collection[str], now: float) -> _Checked:
-    """Sort the samples by kind and name; refuse what cannot be.
+    """Sort the samples by kind; refuse what cannot be.
 
     Raises:
         UnknownNodeError: a sample is about a node that is not the sender's.
     """
     checked = _Checked()
     earliest, latest = now - max_age_s(), now + MAX_AHEAD_S
-    limits = {kind: [(m.name, m.highest) for m in metrics] for kind, metrics in METRICS.items()}
+    found: dict[Kind, tuple[list[str], list[Sample]]] = {kind: ([], []) for kind in Kind}
     for sample in samples:
-        try:
-            kind, name = split_subject(sample.subject)
-        except ValueError as error:
-            checked.refuse(str(error))
+        subject = _split(sample.subject)
+        if isinstance(subject, str):
+            checked.refuse(subject)
             continue
+        kind, name = subject
         if kind is Kind.NODE and name not in nodes:
             raise UnknownNodeError(f"node is {name!r}: no such node is registered for this agent")
-        elif not earliest <= sample.at <= latest:
+        if not earliest <= sample.at <= latest:
             checked.refuse(_time_refused(sample, now))
-        else:
-            row = _believable(sample, limits[kind], checked)
-            checked.rows[kind][name].append((sample.at, row))
+            continue
+        names, kept = found[kind]
+        names.append(name)
+        kept.append(sample)
+    for kind, (names, kept) in found.items():
+        if kept:
+            at = np.array([sample.at for sample in kept])
+            checked.rows[kind] = _Rows(names, at, _believable(kind, kept, checked))
     return checked
 
 
-def _believable(sample: Sample, limits: list[tuple[str, float]], checked: _Checked) -> Row:
-    """The sample's values in the order of the columns; None for no data and for the absurd."""
-    row: list[float | None] = []
-    for name, highest in limits:
-        value = sample.values.get(name)
-        # Also false for NaN.
-        if value is not None and not 0.0 <= value <= highest:
-            checked.refuse(f"{sample.subject}: {name} is {value!r}, outside 0 to {highest:g}")
-            value = None
-        row.append(value)
-    return tuple(row)
+@lru_cache(maxsize=65_536)
+def _split(subject: str) -> tuple[Kind, str] | str:
+    """A subject's parts, or why it has none; subjects come back every few seconds."""
+    try:
+        return split_subject(subject)
+    except ValueError as error:
+        return str(error)
+
+
+def _believable(kind: Kind, samples: Sequence[Sample], checked: _Checked) -> Floats:
+    """Values in the order of the columns; NaN for no data and for the absurd."""
+    names = metric_names(kind)
+    values = np.array([_row(sample.values, names) for sample in samples])
+    highest = np.array([metric.highest for metric in METRICS[kind]])
+    is_missing = values == _MISSING
+    # Also refuses NaN.
+    is_absurd = ~is_missing & ~((values >= 0.0) & (values <= highest))
+    for row, column in np.argwhere(is_absurd).tolist():
+        checked.refuse(
+            f"{samples[row].subject}: {names[column]} is {float(values[row, column])!r}, "
+            f"outside 0 to {highest[column]:g}"
+        )
+    values[is_missing | is_absurd] = np.nan
+    return values
+
+
+# Stands for no data on the way into an array; no metric is negative.
+_MISSING = -1e308
+
+
+def _row(values: Mapping[str, float | None], names: tuple[str, ...]) -> list[float]:
+    get = values.get
+    return [_MISSING if (value := get(name)) is None else value for name in names]
 
 
 def _time_refused(sample: Sample, now: float) -> str:
@@ -155,109 +199,156 @@ def _time_refused(sample: Sample, now: float) -> str:
 
 
 def _newest(checked: _Checked) -> list[live.Newest]:
+    """The latest sample of each subject."""
     newest: list[live.Newest] = []
-    for kind, by_name in checked.rows.items():
-        names = metric_names(kind)
-        for name, rows in by_name.items():
-            at, row = max(rows, key=lambda timed: timed[0])
-            values = dict(zip(names, row, strict=True))
-            newest.append(live.Newest(subject=f"{kind}:{name}", at=at, values=values))
+    for kind, rows in checked.rows.items():
+        metrics = metric_names(kind)
+        # Later ones replace earlier ones.
+        last = {rows.names[number]: number for number in np.argsort(rows.at).tolist()}
+        for name, number in last.items():
+            row = rows.values[number].tolist()
+            values = {
+                metric: None if math.isnan(value) else value
+                for metric, value in zip(metrics, row, strict=True)
+            }
+            newest.append(live.Newest(f"{kind}:{name}", float(rows.at[number]), values))
     return newest
 
 
 # ---------------------------------------------------------------- storing
 
 
-def _enter(batch: SampleBatch, checked: _Checked, now: datetime) -> Batch | None:
+def _enter(batch: SampleBatch, checked: _Checked, now: datetime) -> int | None:
     """Enter the batch in the ledger; None when it is there. A twin under way is waited for."""
-    entry, is_new = Batch.objects.get_or_create(
-        node=batch.node,
-        batch_id=batch.batch_id,
-        defaults={
-            "received_at": now,
-            "num_samples": len(batch.samples),
-            "num_refused": checked.num_refused,
-            "num_dropped": batch.num_dropped,
-            "note": "\n".join(checked.notes),
-            **_span(checked),
-        },
+    times = [at for rows in checked.rows.values() for at in (rows.at.min(), rows.at.max())]
+    first, last = (
+        (datetime.fromtimestamp(float(at), UTC) for at in (min(times), max(times)))
+        if (times)
+        else (None, None)
     )
-    return entry if is_new else None
-
-
-def _span(checked: _Checked) -> dict[str, object]:
-    """Which stretch of time the roll-ups must make anew."""
-    times = _times(checked)
-    if not times:
-        return {}
-    first, last = (datetime.fromtimestamp(at, UTC) for at in (min(times), max(times)))
-    return {"first_at": first, "last_at": last, "is_rolled": False}
-
-
-def _times(checked: _Checked) -> set[float]:
-    return {at for by_name in checked.rows.values() for rows in by_name.values() for at, _ in rows}
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "INSERT INTO telemetry_batch (node, batch_id, received_at, num_samples, num_stored,"
+            " num_refused, num_dropped, note, first_at, last_at, is_rolled)"
+            " VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)"
+            " ON CONFLICT (node, batch_id) DO NOTHING RETURNING id",
+            [
+                batch.node,
+                batch.batch_id,
+                now,
+                len(batch.samples),
+                # As usual; corrected where it turns out otherwise.
+                len(batch.samples),
+                checked.num_refused,
+                batch.num_dropped,
+                "\n".join(checked.notes),
+                first,
+                last,
+                not times,
+            ],
+        )
+        row = cursor.fetchone()
+    return None if row is None else int(row[0])
 
 
 def _store(checked: _Checked) -> int:
-    times = _times(checked)
-    # One value per time, shared by all rows of a round.
-    instants = {at: datetime.fromtimestamp(at, UTC) for at in times}
-    partitions.ensure_days({instant.date() for instant in instants.values()})
-    return sum(
-        _store_kind(kind, by_name, instants) for kind, by_name in checked.rows.items() if by_name
+    days = {
+        datetime.fromtimestamp(86_400 * day, UTC).date()
+        for rows in checked.rows.values()
+        for day in np.unique(rows.at // 86_400).tolist()
+    }
+    partitions.ensure_days(days)
+    numbers = _subject_numbers(checked)
+    tables = [_table(kind, rows, numbers) for kind, rows in checked.rows.items()]
+    try:
+        with transaction.atomic(), connection.cursor() as cursor:
+            for table in tables:
+                _copy(cursor, table.name, table)
+    except UniqueViolation:
+        return sum(_store_the_missing(table) for table in tables)
+    return sum(table.num_rows for table in tables)
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """Rows of one table, ready to be copied."""
+
+    name: str
+    columns: sql.Composable
+    data: bytes
+    num_rows: int
+
+
+def _table(kind: Kind, rows: _Rows, numbers: Mapping[tuple[Kind, str], int]) -> _Table:
+    """One kind's rows, in the order of the key:
+
+    so that two batches with the same samples cannot deadlock.
+    """
+    subject = np.array([numbers[kind, name] for name in rows.names], dtype=np.int64)
+    at = binary_copy.micros(rows.at)
+    order = np.lexsort((at, subject))
+    subject, at = subject[order], at[order]
+    # The sort keeps the order of equals, so of a sample that comes twice the first stays.
+    is_new = np.ones(len(order), dtype=bool)
+    is_new[1:] = (subject[1:] != subject[:-1]) | (at[1:] != at[:-1])
+    columns = ("subject_id", "at", *metric_names(kind))
+    return _Table(
+        name=SAMPLE_MODELS[kind]._meta.db_table,
+        columns=sql.SQL(", ").join(map(sql.Identifier, columns)),
+        data=binary_copy.encode(subject[is_new], at[is_new], rows.values[order][is_new]),
+        num_rows=int(is_new.sum()),
     )
 
 
-def _store_kind(
-    kind: Kind,
-    by_name: dict[str, list[tuple[float, Row]]],
-    instants: dict[float, datetime],
-) -> int:
-    """Copy one kind's rows in; returns how many were new."""
-    numbers = _subject_numbers(kind, by_name)
-    table = SAMPLE_MODELS[kind]._meta.db_table
-    stage = sql.Identifier(f"stage_{table}")
-    columns = ("subject_id", "at", *metric_names(kind))
-    names = sql.SQL(", ").join(map(sql.Identifier, columns))
-    types = ["int4", "timestamptz", *["float4"] * len(metric_names(kind))]
+def _store_the_missing(table: _Table) -> int:
+    """Copy by way of a temporary table, since some rows are there; returns how many were not."""
+    stage = f"stage_{table.name}"
     with connection.cursor() as cursor:
         cursor.execute(
             sql.SQL(
                 "CREATE TEMPORARY TABLE IF NOT EXISTS {} (LIKE {}) ON COMMIT DELETE ROWS"
-            ).format(stage, sql.Identifier(table))
+            ).format(sql.Identifier(stage), sql.Identifier(table.name))
         )
         # Emptied here too: inside a surrounding transaction nothing has been committed yet.
-        cursor.execute(sql.SQL("TRUNCATE {}").format(stage))
-        with cursor.copy(
-            sql.SQL("COPY {} ({}) FROM STDIN (FORMAT BINARY)").format(stage, names)
-        ) as copy:
-            copy.set_types(types)
-            for name, rows in by_name.items():
-                number = numbers[name]
-                for at, row in rows:
-                    copy.write_row((number, instants[at], *row))
-        # In the order of the key, so that two batches with the same samples cannot deadlock.
+        cursor.execute(sql.SQL("TRUNCATE {}").format(sql.Identifier(stage)))
+        _copy(cursor, stage, table)
         cursor.execute(
             sql.SQL(
                 "INSERT INTO {} ({}) SELECT {} FROM {} ORDER BY subject_id, at"
                 " ON CONFLICT DO NOTHING"
-            ).format(sql.Identifier(table), names, names, stage)
+            ).format(
+                sql.Identifier(table.name), table.columns, table.columns, sql.Identifier(stage)
+            )
         )
         return int(cursor.rowcount)
 
 
-def _subject_numbers(kind: Kind, names: Collection[str]) -> dict[str, int]:
-    numbers = _known_numbers(kind, names)
-    if missing := sorted(set(names) - numbers.keys()):
+def _copy(cursor: CursorWrapper, into: str, table: _Table) -> None:
+    statement = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT BINARY)")
+    with cursor.copy(statement.format(sql.Identifier(into), table.columns)) as copy:
+        copy.write(table.data)
+
+
+def _subject_numbers(checked: _Checked) -> dict[tuple[Kind, str], int]:
+    """Numbers of all subjects of a batch; new ones get theirs."""
+    wanted = {(kind, name) for kind, rows in checked.rows.items() for name in rows.names}
+    numbers = _known_numbers(wanted)
+    if missing := sorted(wanted - numbers.keys()):
         Subject.objects.bulk_create(
-            [Subject(kind=kind, name=name) for name in missing], ignore_conflicts=True
+            [Subject(kind=kind, name=name) for kind, name in missing], ignore_conflicts=True
         )
-        numbers |= _known_numbers(kind, missing)
+        numbers |= _known_numbers(missing)
     return numbers
 
 
-def _known_numbers(kind: Kind, names: Collection[str]) -> dict[str, int]:
-    return dict(Subject.objects.filter(kind=kind, name__in=names).values_list("name", "id"))
+def _known_numbers(subjects: Collection[tuple[Kind, str]]) -> dict[tuple[Kind, str], int]:
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT kind, name, id FROM telemetry_subject"
+            " JOIN unnest(%s::text[], %s::text[]) AS wanted (kind, name) USING (kind, name)",
+            [[kind.value for kind, _ in subjects], [name for _, name in subjects]],
+        )
+        return {(Kind(kind), str(name)): int(number) for kind, name, number in cursor.fetchall()}
 
 
 def horizon(now: datetime) -> datetime:

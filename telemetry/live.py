@@ -7,6 +7,7 @@ for no data. The consumer that pages listen to checks who may hear a topic (`sub
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import threading
 import time
@@ -100,5 +101,7 @@ async def _send(messages: Sequence[dict[str, Any]]) -> None:
     layer = get_channel_layer()
     if layer is None:
         return
-    for message in messages:
-        await layer.group_send(group_of(message["topic"]), message)
+    # Together: one after another each would wait for the broker.
+    await asyncio.gather(
+        *(layer.group_send(group_of(message["topic"]), message) for message in messages)
+    )

@@ -20,7 +20,7 @@ from django.utils import timezone
 from numpy.typing import NDArray
 from psycopg import sql
 
-from telemetry import partitions
+from telemetry import binary_copy, partitions
 from telemetry.metrics import METRICS, Fold, Kind
 from telemetry.models import SAMPLE_MODELS, Batch, RolledQuarter, Subject
 
@@ -281,20 +281,6 @@ def read_quarters(kind: Kind, columns: Sequence[str], since: datetime, until: da
     )
     with connection.cursor() as cursor, cursor.copy(query) as copy:
         data = b"".join(bytes(part) for part in copy)
-    row = np.dtype(
-        [("fields", ">i2"), ("l0", ">i4"), ("subject", ">i4"), ("l1", ">i4"), ("bin", ">i4")]
-        + [pair for c in columns for pair in ((f"length {c}", ">i4"), (c, ">f4"))]
-    )
-    rows = np.frombuffer(data[_COPY_HEADER:-_COPY_TRAILER], dtype=row)
-    numbers = np.unique(rows["subject"]).tolist()
-    names = dict(Subject.objects.filter(pk__in=numbers).values_list("pk", "name"))
-    return Quarters(
-        names=names,
-        subject=rows["subject"].astype(np.int64),
-        bin=rows["bin"].astype(np.int64),
-        values={c: rows[c].astype(np.float64) for c in columns},
-    )
-
-
-# Signature, flags and length of an extension before the rows; a count of -1 after them.
-_COPY_HEADER, _COPY_TRAILER = 19, 2
+    subject, bins, values = binary_copy.decode(data, columns)
+    names = Subject.objects.filter(pk__in=np.unique(subject).tolist()).values_list("pk", "name")
+    return Quarters(names=dict(names), subject=subject, bin=bins, values=values)
