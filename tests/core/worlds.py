@@ -117,6 +117,8 @@ def workload(random: Random, snapshot: Snapshot, number: int) -> Workload:
         node_types=random.choice(
             (None, None, (NodeTypeName("t4"),), tuple(map(NodeTypeName, TYPES)))
         ),
+        expected_end_s=random.choice((None, None, 60.0 * number)),
+        expected_run_s=random.choice((None, 30.0, 900.0)),
     )
 
 
