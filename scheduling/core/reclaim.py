@@ -15,7 +15,7 @@ from scheduling.core.admission import is_within_quota, is_within_share
 from scheduling.core.demand import Item, Option
 from scheduling.core.ordering import VictimKey, key_after_shrinking
 from scheduling.core.prospects import Excess, Loser, Prospects, Side, over_ratios
-from scheduling.core.rooms import Room
+from scheduling.core.rooms import Load, Room, Spot
 from scheduling.core.search import Effort, Usefulness
 from scheduling.core.state import State, Victim
 
@@ -30,6 +30,9 @@ def may_claim(item: Item, option: Option) -> bool:
 
 NUM_NODES_LOOKED_AT = 128
 """On a larger cluster, a claim for several devices of one node looks at so many nodes."""
+
+FREE_ALREADY = -1
+"""Stands among device numbers for: one is free already, only CPU or memory beside it is lacking."""
 
 Loss = dict[int, int]
 """Amounts by number of resource."""
@@ -71,6 +74,7 @@ class ReclaimVictims:
         self._asked_numbers = tuple(self._asked)
         self._has_changed_home = False
         self._queue: list[Loser] | None = None
+        self._completable: dict[int, set[int]] = {}
         self._nearest: set[int] | None = None
         if item.shape.ask.gpu.num_devices > 1 and _num_nodes(option) > NUM_NODES_LOOKED_AT:
             self._nearest = self._nearest_nodes(effort)
@@ -236,14 +240,49 @@ class ReclaimVictims:
         if heap is None:
             heap = self._heaps[account] = self._prospects.victim_heap(account.id).copy()
         while heap:
-            if self._is_near(heap[0][1]) and self._is_useful(heap[0][1]):
+            if self._could_help(heap[0][1]) and self._is_useful(heap[0][1]):
                 return heap[0][0]
             heappop(heap)
         return None
 
-    def _is_near(self, other: Item) -> bool:
-        nearest = self._nearest
-        return nearest is None or any(placed.spot.room.rank in nearest for placed in other.running)
+    def _could_help(self, other: Item) -> bool:
+        """Whether what a workload would give up is part of what could complete a place."""
+        leaving = other.running[-1:] if other.num_surplus else other.running
+        if self._nearest is not None:
+            return any(placed.spot.room.rank in self._nearest for placed in leaving)
+        if self._item.shape.ask.gpu.num_devices == 1:
+            return any(self._could_complete_a_device(placed.spot) for placed in leaving)
+        return True
+
+    def _could_complete_a_device(self, spot: Spot) -> bool:
+        """Whether all who may lose, gone from this spot's node, leave room on one of its devices,
+        or just beside one that is free."""
+        devices = self._completable.get(spot.room.rank)
+        if devices is None:
+            devices = self._completable[spot.room.rank] = self._devices_to_complete(spot.room)
+        return FREE_ALREADY in devices or not devices.isdisjoint(spot.devices)
+
+    def _devices_to_complete(self, room: Room) -> set[int]:
+        ask = self._item.shape.ask
+        units = ask.units_per_device(room.pool.gpu_memory_mib)
+        load = Load(len(room.devices))
+        for other, placed in self._prospects.victims_on(room.node.name):
+            if placed in other.running and self._is_losing(other):
+                load.add(placed.spot, other.shape.ask)
+        if room.cpu + load.cpu < ask.cpu_milli or room.memory + load.memory < ask.memory_mib:
+            return set()
+        devices = {i for i, free in enumerate(room.devices) if free + load.devices[i] >= units}
+        if any(free >= units for free in room.devices):
+            devices.add(FREE_ALREADY)
+        return devices
+
+    def _is_losing(self, other: Item) -> bool:
+        account = self._item.account
+        return (
+            other.account is not account
+            and parting(account, other.account) is not None
+            and self._may_lose(self._side(other.account))
+        )
 
     def _nearest_nodes(self, effort: Effort) -> set[int]:
         """On a large cluster, the nodes that lack least, of those that victims could complete.
@@ -269,9 +308,7 @@ class ReclaimVictims:
         losers = (
             other
             for other, _ in self._prospects.victims_on(room.node.name)
-            if other.account is not self._item.account
-            and parting(self._item.account, other.account) is not None
-            and self._may_lose(self._side(other.account))
+            if self._is_losing(other)
         )
         return self._prospects.could_fit_without(self._item, self._option, losers, room)
 
