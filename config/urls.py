@@ -20,6 +20,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("jsi18n/", JavaScriptCatalog.as_view(), name="javascript-catalog"),
     path("admin/", admin.site.urls),
     path("api/v1/", include("scheduling.api.urls")),
+    path("", include("scheduling.prometheus.urls")),
     path("", include("projects.urls")),
     path("", include("telemetry.urls")),
     path("", include("scheduling.urls")),

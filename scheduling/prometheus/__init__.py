@@ -1,0 +1,1 @@
+"""`/metrics` for Prometheus: devices under DCGM's names, and Allot's own."""
