@@ -127,8 +127,8 @@ def lines(texts_in_order: list[str]) -> str:
 
 
 @register.filter
-def memory(mib: int | None) -> str:
-    return "—" if mib is None else formats.memory(mib)
+def memory(mib: float | None) -> str:
+    return "—" if mib is None else formats.memory(round(mib))
 
 
 @register.filter

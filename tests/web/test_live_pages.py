@@ -196,6 +196,8 @@ def test_others_parts_have_no_project() -> None:
 class Socket:
     """A browser's end."""
 
+    _end: Any  # channels gives no types
+
     def __init__(self, user: User | None) -> None:
         headers = []
         if user is not None:
@@ -209,7 +211,7 @@ class Socket:
     async def open(self) -> AsyncIterator[Socket]:
         scope = {"type": "websocket", "path": "/ws/squares", "headers": self._headers}
         application = AuthMiddlewareStack(URLRouter(websocket_urlpatterns))
-        self._end: Any = ApplicationCommunicator(application, scope)  # type: ignore[no-untyped-call]
+        self._end = ApplicationCommunicator(application, scope)  # type: ignore[no-untyped-call]
         await self._end.send_input({"type": "websocket.connect"})
         assert (await self.receive())["type"] == "websocket.accept"
         yield self

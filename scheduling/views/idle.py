@@ -1,0 +1,87 @@
+"""Idle now: who holds a GPU and does nothing with it, for how long and at what cost."""
+
+from __future__ import annotations
+
+import csv
+import io
+from decimal import Decimal
+
+from django.contrib.auth.decorators import login_required
+from django.http import HttpResponse
+from django.utils import timezone
+from django.utils.translation import gettext as _
+from django.views.decorators.http import require_safe
+
+from projects import access
+from scheduling import formats
+from scheduling.analytics import idle as idleness
+from scheduling.analytics import unmeasured
+from scheduling.analytics.idle import LOOK_BACK, Holding
+from scheduling.analytics.table import harmless
+from scheduling.analytics.usage import IDLE_CPU_OF_REQUEST, IDLE_GPU_PERCENT
+from scheduling.live import QUEUE_TOPIC
+from scheduling.views.pages import PageRequest, page
+
+MAX_ROWS = 500
+
+
+@login_required
+@require_safe
+def idle(request: PageRequest) -> HttpResponse:
+    """The list, longest first, and apart from it who cannot be judged."""
+    now = timezone.now()
+    project = request.GET.get("project", "").replace("\0", "")[:40]
+    found = _found(request, project)
+    costs = [holding.cost for holding in found if holding.cost is not None]
+    context = {
+        "topics": [QUEUE_TOPIC],
+        "rows": [(holding, now - holding.idle_since >= LOOK_BACK) for holding in found[:MAX_ROWS]],
+        "num_rows": len(found),
+        "is_cut": len(found) > MAX_ROWS,
+        "total_milli": sum(holding.gpu_milli for holding in found),
+        "total_cost": sum(costs, Decimal(0)) if costs else None,
+        "unmeasured": [
+            item
+            for item in unmeasured.now(request.user, now)
+            if not project or (item.workload and item.workload.project.name == project)
+        ][:MAX_ROWS],
+        "projects": list(access.visible_projects(request.user)),
+        "project": project,
+        "window": formats.duration(idleness.WINDOW.total_seconds()),
+        "gpu_limit": formats.percent(IDLE_GPU_PERCENT / 100),
+        "cpu_limit": formats.percent(IDLE_CPU_OF_REQUEST),
+    }
+    return page(request, "scheduling/idle.html", context)
+
+
+def _found(request: PageRequest, project: str) -> list[Holding]:
+    found = idleness.now(request.user, timezone.now())
+    if not project:
+        return found
+    return [item for item in found if item.workload and item.workload.project.name == project]
+
+
+@login_required
+@require_safe
+def idle_csv(request: PageRequest) -> HttpResponse:
+    """The list as CSV; what the reader may not see is empty."""
+    now = timezone.now()
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\r\n")
+    writer.writerow(
+        [_("Workload"), _("Owner"), _("Project"), _("Node"), _("GPU"), _("Idle, s"), _("Cost")]
+    )
+    for item in _found(request, request.GET.get("project", "")):
+        workload = item.workload
+        named = [workload.name, workload.owner.username, workload.project.name] if workload else []
+        cells = [
+            *(named or ["", "", ""]),
+            item.node,
+            f"{item.gpu_milli / 1000:g}",
+            f"{item.idle_s(now):.0f}",
+            "" if item.cost is None else f"{item.cost:.4f}",
+        ]
+        writer.writerow([harmless(cell) for cell in cells])
+    response = HttpResponse(text.getvalue(), content_type="text/csv; charset=utf-8")
+    response["Content-Disposition"] = 'attachment; filename="idle.csv"'
+    return response
