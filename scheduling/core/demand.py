@@ -32,9 +32,10 @@ class Option:
         pools: Ready nodes of that type; empty when none is ready.
         amounts: What one replica counts for there; by memory, on the largest device.
         is_possible: Whether one replica fits a node with nothing on it.
+        is_first: Whether pending replicas count towards this type.
     """
 
-    __slots__ = ("amounts", "by_pool", "is_possible", "node_type", "number", "pools")
+    __slots__ = ("amounts", "by_pool", "is_first", "is_possible", "node_type", "number", "pools")
 
     def __init__(
         self, number: int, node_type: NodeTypeName | None, pools: tuple[Pool, ...]
@@ -45,6 +46,7 @@ class Option:
         self.by_pool: dict[Pool, Amounts] = {}
         self.amounts: Amounts = ()
         self.is_possible = False
+        self.is_first = False
 
 
 class Shape:
@@ -221,7 +223,9 @@ class Shapes:
         shape.options = tuple(options)
         possible = next((option for option in options if option.is_possible), None)
         if possible is not None or options:
-            shape.first = (possible or options[0]).amounts
+            first = possible or options[0]
+            first.is_first = True
+            shape.first = first.amounts
         else:
             milli = shape.ask.gpu.num_devices * (shape.ask.gpu.milli_per_device or 0)
             shape.first = self._amounts(shape.ask, self._guess_key(node_types), milli)

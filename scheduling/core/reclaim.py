@@ -23,9 +23,13 @@ from scheduling.core.state import State, Victim
 def may_claim(item: Item, option: Option) -> bool:
     """Whether the claimant's project stays within its fair share in every resource.
 
-    That non-preemptible work stays within quota is a matter of admission.
+    On a node type that is not the workload's first choice only quota counts: the request, and so
+    the share of the surplus, is counted at the first choice, and would come and go with the
+    workload's place. That non-preemptible work stays within quota is a matter of admission.
     """
-    return is_within_share(item.account, option.amounts, item.num_next)
+    if option.is_first:
+        return is_within_share(item.account, option.amounts, item.num_next)
+    return is_within_quota(item.account, option.amounts, item.num_next)
 
 
 NUM_NODES_LOOKED_AT = 128
