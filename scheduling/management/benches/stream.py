@@ -1,0 +1,278 @@
+"""How soon a hundred open *Live* pages have a new picture of a thousand GPUs, and what that costs.
+
+A whole Allot of the bench's own; an agent of its own zone reports the nodes and sends their samples
+as agents do, a batch per node, spread over each interval. Pages are real WebSockets with a login,
+each with every node on its screen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import secrets
+import threading
+import time
+from argparse import ArgumentParser
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import httpx
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.typing import Origin
+
+from scheduling.agent.protocol import DeviceReport, NodeReport, Report, SampleBatch, encode
+from scheduling.management.benches import figures
+from scheduling.management.benches.figures import Bench, figure
+from scheduling.management.stack import Stack, running
+from telemetry.messages import Sample
+
+ZONE = "bench"
+GPUS_PER_NODE = 8
+MEMORY_MIB = 15_360
+WARMUP_S = 8.0
+MAX_MESSAGE_BYTES = 16 * 1024 * 1024
+LATENCY_TARGET_S = 0.5
+CPU_TARGET = 1.0
+
+
+@dataclass(slots=True)
+class Heard:
+    """What one page received while it was measured.
+
+    Attributes:
+        latencies_s: From the moment of the picture to its being here and parsed.
+        ages_s: From a node's sample to its being here.
+    """
+
+    num_messages: int = 0
+    num_bytes: int = 0
+    latencies_s: list[float] = field(default_factory=list)
+    ages_s: list[float] = field(default_factory=list)
+
+
+def stream(options: Mapping[str, Any]) -> figures.Report:
+    """Start, let it settle, measure."""
+    num_nodes = -(-options["gpus"] // GPUS_PER_NODE)
+    nodes = [f"bench-{number:04}" for number in range(num_nodes)]
+    with running(Stack) as stack:
+        agent = _Agent(stack, nodes, options["every"])
+        agent.register()
+        with agent.sending():
+            web = web_process(stack)
+            cpu_s: list[float] = []
+            heard = asyncio.run(_visits(stack, options, lambda: cpu_s.append(used_cpu_s(web))))
+    return _report(options, heard, cpu_s[1] - cpu_s[0], agent.lags_s)
+
+
+def _report(
+    options: Mapping[str, Any], heard: Sequence[Heard], cpu_s: float, lags_s: Sequence[float]
+) -> figures.Report:
+    seconds = options["seconds"]
+    for page in heard:
+        if page.num_messages < seconds / 3:
+            raise AssertionError(f"a page got {page.num_messages} messages in {seconds} s")
+    latencies = [value for page in heard for value in page.latencies_s]
+    ages = [value for page in heard for value in page.ages_s]
+    return figures.Report(
+        params={name: options[name] for name in ("gpus", "clients", "seconds", "every")},
+        figures={
+            "latency_s": figure(latencies, "s", LATENCY_TARGET_S),
+            "sample_to_page_s": figure(ages, "s"),
+            "web_cpu_fraction": figure([cpu_s / seconds], "cores", CPU_TARGET),
+            "bytes_per_client_s": figure([page.num_bytes / seconds for page in heard], "B/s"),
+            "messages_per_client_s": figure([page.num_messages / seconds for page in heard], "1/s"),
+            "batch_post_s": figure(lags_s, "s"),
+        },
+        phases={},
+    )
+
+
+# ---------------------------------------------------------------- pages
+
+
+async def _visits(stack: Stack, options: Mapping[str, Any], mark: Any) -> list[Heard]:
+    """Open all pages, let them settle, listen for as long as is measured."""
+    names = stack.rows("SELECT id FROM scheduling_node WHERE name LIKE 'bench-%%'")
+    nodes = [int(str(pk)) for (pk,) in names]
+    with stack.client("admin") as client:
+        cookie = "; ".join(f"{name}={value}" for name, value in client.cookies.items())
+    address = stack.url.replace("http", "ws") + "/ws/squares"
+    sockets = [
+        await connect(
+            address,
+            origin=Origin(stack.url),
+            additional_headers={"Cookie": cookie},
+            max_size=MAX_MESSAGE_BYTES,
+        )
+        for _ in range(options["clients"])
+    ]
+    heard = [Heard() for _ in sockets]
+    listening = [
+        asyncio.create_task(_listen(socket, page, nodes))
+        for socket, page in zip(sockets, heard, strict=True)
+    ]
+    await asyncio.sleep(WARMUP_S)
+    for page in heard:
+        page.num_messages = page.num_bytes = 0
+        page.latencies_s.clear()
+        page.ages_s.clear()
+    mark()
+    await asyncio.sleep(options["seconds"])
+    mark()
+    for task in listening:
+        task.cancel()
+    await asyncio.gather(*listening, return_exceptions=True)
+    await asyncio.gather(*(socket.close() for socket in sockets))
+    return heard
+
+
+async def _listen(socket: ClientConnection, page: Heard, nodes: Sequence[int]) -> None:
+    await socket.send(json.dumps({"watch": list(nodes)}))
+    async for text in socket:
+        content = json.loads(text)
+        now = time.time()
+        page.num_messages += 1
+        page.num_bytes += len(text)
+        page.latencies_s.append(now - content["at"])
+        page.ages_s += [now - at for at in content["heard"].values()]
+
+
+# ---------------------------------------------------------------- nodes
+
+
+class _Agent:
+    """Reports nodes of a zone of its own, then sends what they measure."""
+
+    def __init__(self, stack: Stack, nodes: Sequence[str], every_s: float) -> None:
+        self._stack, self._nodes, self._every_s = stack, nodes, every_s
+        self._token = secrets.token_urlsafe()
+        self._random = Random(1)
+        self._is_over = threading.Event()
+        self.lags_s: list[float] = []
+
+    def register(self) -> None:
+        """A zone, and in it the nodes."""
+        self._stack.rows(
+            "INSERT INTO scheduling_zone (name, token_hash, relay_url, relay_secret, clock_skew_s,"
+            " is_stopping) VALUES (%s, %s, '', '', 0, false) RETURNING id",
+            ZONE,
+            hashlib.sha256(self._token.encode()).hexdigest(),
+        )
+        report = Report(
+            zone=ZONE,
+            sent_at=time.time(),
+            relay_url="",
+            relay_secret="",
+            nodes=[_node(name) for name in self._nodes],
+            attempts=[],
+        )
+        with self._client() as client:
+            client.post("/agent/v1/report", content=encode(report)).raise_for_status()
+
+    def _client(self) -> httpx.Client:
+        headers = {"Authorization": f"Bearer {self._token}", "Content-Type": "application/json"}
+        return httpx.Client(base_url=self._stack.url, headers=headers, timeout=30)
+
+    @contextmanager
+    def sending(self) -> Iterator[None]:
+        """Samples come while this is open."""
+        sender = threading.Thread(target=self._send, daemon=True)
+        sender.start()
+        try:
+            yield
+        finally:
+            self._is_over.set()
+            sender.join()
+
+    def _send(self) -> None:
+        """A batch per node and interval, evenly spread."""
+        gap_s = self._every_s / len(self._nodes)
+        due, number = time.monotonic(), 0
+        with self._client() as client:
+            while not self._is_over.wait(max(0.0, due - time.monotonic())):
+                name = self._nodes[number % len(self._nodes)]
+                began = time.monotonic()
+                batch = encode(self._batch(name, number))
+                client.post("/agent/v1/samples", content=batch).raise_for_status()
+                self.lags_s.append(time.monotonic() - began)
+                number += 1
+                due += gap_s
+
+    def _batch(self, node: str, number: int) -> SampleBatch:
+        now, random = time.time(), self._random
+        devices = [
+            Sample(
+                f"device:GPU-{node}-{index}",
+                now,
+                {
+                    "gpu_util_percent": random.uniform(0, 100),
+                    "memory_used_mib": random.uniform(0, MEMORY_MIB),
+                    "power_w": random.uniform(30, 300),
+                    "temperature_c": random.uniform(35, 80),
+                },
+            )
+            for index in range(GPUS_PER_NODE)
+        ]
+        own = Sample(f"node:{node}", now, {"cpu_cores": random.uniform(0, 32)})
+        return SampleBatch(ZONE, node, f"b{number}", [*devices, own])
+
+
+def _node(name: str) -> NodeReport:
+    return NodeReport(
+        name=name,
+        cpu_milli=32_000,
+        memory_mib=131_072,
+        labels={"allot/node-type": "t4"},
+        devices=[
+            DeviceReport(
+                uuid=f"GPU-{name}-{index}", index=index, model="Tesla T4", memory_mib=MEMORY_MIB
+            )
+            for index in range(GPUS_PER_NODE)
+        ],
+        is_simulated=True,
+        is_isolated=True,
+    )
+
+
+# ---------------------------------------------------------------- the web process
+
+
+def web_process(stack: Stack) -> int:
+    """The process that listens on the stack's port.
+
+    Raises:
+        LookupError: there is none among its children.
+    """
+    if stack.process is None:
+        raise LookupError("the stack has not started")
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            words = (folder / "cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if parent == stack.process.pid and any(b"config.asgi" in word for word in words):
+            return int(folder.name)
+    raise LookupError("no child of the stack serves config.asgi")
+
+
+def used_cpu_s(process: int) -> float:
+    """CPU time of a process so far."""
+    words = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _add_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("--gpus", type=int, default=1000)
+    parser.add_argument("--clients", type=int, default=100, help="so many open pages")
+    parser.add_argument("--seconds", type=float, default=30.0, help="for so long it is measured")
+    parser.add_argument("--every", type=float, default=5.0, help="s between samples of a node")
+
+
+BENCHES = {"stream": Bench("a thousand GPUs on a hundred open pages", _add_arguments, stream, 1, 0)}
