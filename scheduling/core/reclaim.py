@@ -79,6 +79,7 @@ class ReclaimVictims:
         self._has_changed_home = False
         self._queue: list[Loser] | None = None
         self._completable: dict[int, set[int]] = {}
+        self._losing: dict[Account, bool] = {}
         self._nearest: set[int] | None = None
         if item.shape.ask.gpu.num_devices > 1 and _num_nodes(option) > NUM_NODES_LOOKED_AT:
             self._nearest = self._nearest_nodes(effort)
@@ -281,12 +282,16 @@ class ReclaimVictims:
         return devices
 
     def _is_losing(self, other: Item) -> bool:
-        account = self._item.account
-        return (
-            other.account is not account
-            and parting(account, other.account) is not None
-            and self._may_lose(self._side(other.account))
-        )
+        """Whether a workload's project may lose, or could when the search began."""
+        theirs, mine = other.account, self._item.account
+        answer = self._losing.get(theirs)
+        if answer is None:
+            answer = self._losing[theirs] = (
+                theirs is not mine
+                and parting(mine, theirs) is not None
+                and self._may_lose(self._side(theirs))
+            )
+        return answer
 
     def _nearest_nodes(self, effort: Effort) -> set[int]:
         """On a large cluster, the nodes that lack least, of those that victims could complete.
