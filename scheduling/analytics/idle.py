@@ -28,6 +28,8 @@ LOOK_BACK = timedelta(hours=24)
 """How long an idleness can be seen; a longer one shows as this."""
 MAX_SILENCE = timedelta(minutes=5)
 """Without a newer minute than this nothing is known, so nobody is idle."""
+ENOUGH_MINUTES = 24
+"""Of the window's thirty so many must be measured: of the newest some are not rolled up yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,8 @@ FROM asked, LATERAL (
     SELECT at, gpu_memory_mib FROM telemetry_workload_minute minute
     WHERE minute.subject_id = subject AND at >= %(recent)s ORDER BY at DESC LIMIT 1
 ) newest
+WHERE (SELECT count(*) FROM telemetry_workload_minute minute
+    WHERE minute.subject_id = subject AND at >= %(window)s) >= %(enough)s
 """
 
 
@@ -88,6 +92,8 @@ def found(at: datetime) -> dict[int, tuple[datetime, float | None]]:
             {
                 "oldest": at - LOOK_BACK,
                 "recent": at - MAX_SILENCE,
+                "window": at - WINDOW,
+                "enough": ENOUGH_MINUTES,
                 "gpu": IDLE_GPU_PERCENT,
                 "cpu": IDLE_CPU_OF_REQUEST,
                 "network": IDLE_NETWORK_BYTES_PER_S,

@@ -151,6 +151,12 @@ class TestIdleNow:
         self.measure(self.hold(organisation), 110, 20, gpu_util_percent=0.0, cpu_cores=0.01)
         assert idle.now(organisation.vera, self.NOW) == []
 
+    def test_a_silence_in_between_is_not_idleness(self, organisation: Organisation) -> None:
+        work = self.hold(organisation)
+        self.measure(work, 110, 25, gpu_util_percent=0.0, cpu_cores=0.01)
+        self.measure(work, 5, 0, gpu_util_percent=0.0, cpu_cores=0.01)
+        assert idle.now(organisation.vera, self.NOW) == []
+
     def test_others_see_that_somebody_is_but_not_who_nor_the_cost(
         self, organisation: Organisation
     ) -> None:
