@@ -34,6 +34,9 @@ FRESH_S = 180.0
 SETTLES_AFTER = timedelta(minutes=20)
 """A day is final when the quarter-hour after it is rolled up: idleness looks at neighbours."""
 
+LATEST = timedelta(days=8)
+"""No sample comes later than a week, so no older quarter-hour changes any more."""
+
 _LOCK = 0x616C6C6F74_03
 _COLUMNS = (
     "gpu_util_percent",
@@ -116,7 +119,7 @@ def _outdated(now: datetime) -> Iterator[date]:
     if first is None:
         return
     kept = dict(UsageDay.objects.values_list("day", "computed_at"))
-    late = _days_rolled_late(kept)
+    late = _days_rolled_late(kept, now)
     day, today = first.astimezone(UTC).date(), now.astimezone(UTC).date()
     while day <= today:
         computed_at = kept.get(day)
@@ -125,12 +128,14 @@ def _outdated(now: datetime) -> Iterator[date]:
         day += DAY
 
 
-def _days_rolled_late(kept: dict[date, datetime]) -> set[date]:
-    """Days with a quarter-hour that was rolled after their sums were made; quarters of a day's
-    neighbours count too, since idleness looks at them."""
+def _days_rolled_late(kept: dict[date, datetime], now: datetime) -> set[date]:
+    """Days with a quarter-hour that was rolled up after their sums were made.
+
+    Quarter-hours at the edge of a neighbouring day count too, since idleness looks at them.
+    """
     if not kept:
         return set()
-    rows = RolledQuarter.objects.filter(rolled_at__gt=min(kept.values()))
+    rows = RolledQuarter.objects.filter(at__gt=now - LATEST, rolled_at__gt=min(kept.values()))
     late: set[date] = set()
     for at, rolled_at in rows.values_list("at", "rolled_at").iterator():
         for day in {(at + offset).astimezone(UTC).date() for offset in (-QUARTER, QUARTER)}:

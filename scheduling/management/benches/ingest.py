@@ -19,6 +19,7 @@ from django.db import connection
 from scheduling.agent.protocol import SampleBatch, decode, encode
 from scheduling.management.benches.database import cpu_s, own_servers, sizes
 from scheduling.management.benches.figures import Bench, Report, figure
+from telemetry import rollups
 from telemetry.ingestion import ingest
 from telemetry.messages import Sample
 from telemetry.metrics import METRICS, Kind
@@ -27,6 +28,7 @@ GPUS_PER_NODE = 8
 EVERY_S = 5.0
 NUM_SENDERS = 2
 TARGET_PER_S = 100_000
+TARGET_MINUTE_S = 60.0
 
 
 def _measure(options: Mapping[str, Any]) -> Report:
@@ -42,6 +44,7 @@ def _measure(options: Mapping[str, Any]) -> Report:
         if (num_rows := _num_rows()) != num_runs * sent:
             raise AssertionError(f"{num_rows} rows, but {num_runs * sent} samples were sent")
         num_bytes = sum(size for name, size in sizes("telemetry_").items() if "sample" in name)
+        minute_s = _roll_up()
         small = [
             _send(_batches(num_nodes, 1, 1, num_runs + number), num_nodes, server)
             for number in range(options["runs"])
@@ -56,6 +59,7 @@ def _measure(options: Mapping[str, Any]) -> Report:
             "cpu_us_per_sample": figure([1e6 * run.cpu_s / sent for run in runs], "us"),
             "lag_s": figure([lag for run in runs for lag in run.lags_s], "s"),
             "bytes_per_sample": figure([num_bytes / num_rows], "B"),
+            "roll_up_minute_s": figure([minute_s], "s", TARGET_MINUTE_S),
             "node_batches_per_s": figure([num_nodes / run.took_s for run in small], "1/s"),
         },
         phases={},
@@ -113,6 +117,13 @@ def _round(node: int, at: float, random: Random) -> list[Sample]:
 
 def _values(kind: Kind, random: Random) -> dict[str, float | None]:
     return {metric.name: round(100 * random.random(), 2) for metric in METRICS[kind]}
+
+
+def _roll_up() -> float:
+    """Roll everything up; seconds per minute of samples, its part of a quarter-hour included."""
+    started = time.monotonic()
+    num_minutes = rollups.roll_up_new(budget_s=float("inf"))
+    return (time.monotonic() - started) / num_minutes
 
 
 def _num_rows() -> int:
