@@ -238,10 +238,10 @@ def _end(phase: Phase) -> Transition:
 
 
 def _given_up(_phase: Phase, _event: Event, facts: Facts) -> Transition:
-    if facts.is_session:
-        return Transition(Phase.LOST, num_failures=facts.num_failures)
     if facts.is_stop_wanted:
         return _end(Phase.STOPPED)
+    if facts.is_session:
+        return Transition(Phase.LOST, num_failures=facts.num_failures)
     return Transition(Phase.QUEUED, wait_cause="node_lost", releases=True)
 
 

@@ -389,7 +389,8 @@ def _lose(pk: uuid.UUID, now: datetime) -> int:
         }
         advance(workload, lifecycle.NodeLost(), code="node_lost", details=details)
         return 1
-    if workload.is_session or node.last_report_at > now - timedelta(seconds=GIVEN_UP_AFTER_S):
+    is_left_alone = workload.is_session and attempt.goal != AttemptGoal.STOP
+    if is_left_alone or node.last_report_at > now - timedelta(seconds=GIVEN_UP_AFTER_S):
         return 0
     attempt.phase = AttemptPhase.ENDED
     attempt.ended_at = now

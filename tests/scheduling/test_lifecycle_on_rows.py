@@ -208,6 +208,21 @@ def test_beyond_the_lease_a_lost_training_returns_to_the_queue_and_a_session_is_
     assert num_held() == 333
 
 
+def test_a_lost_session_that_its_owner_stops_gives_its_place_back(
+    organisation: Organisation,
+) -> None:
+    row = running_session(organisation)
+    silence(GIVEN_UP_AFTER_S + 1)
+    watch_nodes()
+    row.refresh_from_db()
+    stop(row, actor=organisation.vera)
+    watch_nodes()
+    watch_nodes()
+    row.refresh_from_db()
+    assert row.phase == Phase.STOPPED
+    assert num_held() == 0
+
+
 def test_a_clean_shutdown_returns_everything_to_the_queue(organisation: Organisation) -> None:
     session, training = running_session(organisation), running_training(organisation)
     organisation.agent.report(is_stopping=True)
