@@ -383,11 +383,11 @@ class _Cycle:
         holds: list[Item] = []
         for item in state.items:
             new = {
-                placed.replica.id: placed.spot.placement(item.shape.ask)
+                placed.replica.id: placed.spot.placement()
                 for placed in item.running
                 if placed.is_new
             }
-            held = {p.replica.id: p.spot.placement(item.shape.ask) for p in item.held}
+            held = {p.replica.id: p.spot.placement() for p in item.held}
             victims = tuple(victim.id for victim in item.waits_for)
             if new:
                 reason, is_borrowed = reasons.started(state, item)

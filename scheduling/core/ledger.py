@@ -13,7 +13,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from scheduling.core.rooms import Ask, Load, Pool, Room, Spot
-from scheduling.core.types import Node, NodeName, NodeTypeName, Placement, ResourceKey
+from scheduling.core.types import (
+    WHOLE_GPU_MILLI,
+    Node,
+    NodeName,
+    NodeTypeName,
+    Placement,
+    ResourceKey,
+)
 
 _RANK_BITS = 20  # a key is (how free << 20) | rank of the node's name: a million nodes
 _RANK_MASK = (1 << _RANK_BITS) - 1
@@ -89,7 +96,8 @@ class Ledger:
     def spot_of(self, placement: Placement, ask: Ask) -> Spot:
         """The spot that an existing placement takes."""
         room = self.rooms[placement.node]
-        return Spot(room, placement.devices, ask.units_per_device(room.pool.gpu_memory_mib))
+        units = ask.units_per_device(room.pool.gpu_memory_mib)
+        return Spot(room, placement.devices, units, placement.milli_per_device)
 
     def shade(self, room: Room, shadow: Load, sign: int) -> None:
         """Make capacity unavailable (1) or available again (-1), outside the journal."""
@@ -152,7 +160,8 @@ class Ledger:
         units = ask.units_per_device(room.pool.gpu_memory_mib)
         devices = room.choose_devices(units, ask.gpu.num_devices)
         assert devices is not None
-        return Spot(room, devices, units)
+        left = min(WHOLE_GPU_MILLI - room.milli[device] for device in devices)
+        return Spot(room, devices, units, min(ask.milli_per_device(room.pool.gpu_memory_mib), left))
 
     def emptiest(self, pool: Pool) -> Iterator[Room]:
         """Nodes with the most whole devices free first, then by room on shared ones, then full."""
@@ -213,7 +222,7 @@ class Ledger:
                 if _is_usable(room, ask, avoided):
                     best = (pool.has_gpus, key, room)
                     break
-        return None if best is None else Spot(best[2], (), 0)
+        return None if best is None else Spot(best[2], (), 0, 0)
 
     def _shift(self, spot: Spot, ask: Ask, sign: int) -> None:
         room = spot.room
@@ -228,6 +237,7 @@ class Ledger:
         if spot.devices:
             for device in spot.devices:
                 room.devices[device] -= units
+                room.milli[device] += spot.milli * sign
             room.free -= units * len(spot.devices)
         if is_indexed:
             pool = room.pool
@@ -303,10 +313,11 @@ def _scan(
     for room in pool.nodes:
         if not _is_usable(room, ask, avoided):
             continue
-        shared = sum(1 for free in room.devices if units <= free < pool.unit_capacity)
-        if shared + room.whole < count:
+        devices = room.choose_devices(units, count)
+        if devices is None:
             continue
-        fresh = max(0, count - shared) if units < pool.unit_capacity else 0
+        fresh = sum(1 for device in devices if room.devices[device] == pool.unit_capacity)
+        fresh = fresh if units < pool.unit_capacity else 0
         candidate = (fresh, (room.free << _RANK_BITS) | room.rank, room)
         if best is None or candidate[:2] < best[:2]:
             best = candidate

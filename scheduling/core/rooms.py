@@ -112,6 +112,7 @@ class Room:
         "is_indexed",
         "key",
         "memory",
+        "milli",
         "node",
         "pool",
         "rank",
@@ -128,6 +129,7 @@ class Room:
         self.memory = node.memory_mib
         self.slots = _NO_LIMIT if node.max_replicas is None else node.max_replicas
         self.devices = [pool.unit_capacity] * node.num_devices
+        self.milli = [0] * node.num_devices  # thousandths charged, each rounded up
         self.free = pool.unit_capacity * node.num_devices
         self.whole = node.num_devices
         self.shared = 0  # the largest room on a device that somebody shares
@@ -138,10 +140,10 @@ class Room:
     def recount(self) -> None:
         capacity = self.pool.unit_capacity
         whole = shared = 0
-        for units in self.devices:
+        for units, milli in zip(self.devices, self.milli, strict=True):
             if units == capacity:
                 whole += 1
-            elif units > shared:
+            elif units > shared and milli < WHOLE_GPU_MILLI:
                 shared = units
         self.whole = whole
         self.shared = shared
@@ -156,7 +158,11 @@ class Room:
             if self.whole < count:
                 return None
             return tuple([i for i, free in enumerate(self.devices) if free == capacity][:count])
-        fitting = sorted((free, i) for i, free in enumerate(self.devices) if free >= units)
+        fitting = sorted(
+            (free, i)
+            for i, free in enumerate(self.devices)
+            if free >= units and self.milli[i] < WHOLE_GPU_MILLI
+        )
         if len(fitting) < count:
             return None
         return tuple(sorted(i for _, i in fitting[:count]))
@@ -164,20 +170,19 @@ class Room:
 
 @dataclass(frozen=True, slots=True)
 class Spot:
-    """A place found: devices of a node and the units of each."""
+    """A place found: devices of a node, the units of each, and the thousandths recorded for it.
+
+    Requests by memory are rounded up to thousandths, so those of a full device may add up to a
+    little over 1000. What is recorded may not: whoever comes last gets what is left of them.
+    """
 
     room: Room
     devices: tuple[int, ...]
     units: int
+    milli: int
 
-    def placement(self, ask: Ask) -> Placement:
-        return Placement(
-            node=self.room.node.name,
-            devices=self.devices,
-            milli_per_device=ask.milli_per_device(self.room.pool.gpu_memory_mib)
-            if self.devices
-            else 0,
-        )
+    def placement(self) -> Placement:
+        return Placement(self.room.node.name, self.devices, self.milli)
 
 
 class Load:

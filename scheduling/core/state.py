@@ -381,7 +381,7 @@ class State:
         self._charge(item, amounts, 1)
         item.running.remove(placed)
         item.evicted.append(placed)
-        item.moved[placed.replica.id] = spot.placement(ask)
+        item.moved[placed.replica.id] = spot.placement()
         if all(mover is not item for mover, _ in self.movers):
             self.movers.append((item, claimant))
 

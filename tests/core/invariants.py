@@ -80,6 +80,7 @@ def _check_nodes(
     """No device, CPU, memory or number of replicas over what a node has."""
     nodes = {node.name: node for node in snapshot.nodes}
     devices: dict[tuple[NodeName, int], int] = defaultdict(int)
+    milli: dict[tuple[NodeName, int], int] = defaultdict(int)
     cpu: dict[NodeName, int] = defaultdict(int)
     memory: dict[NodeName, int] = defaultdict(int)
     replicas: dict[NodeName, int] = defaultdict(int)
@@ -90,6 +91,7 @@ def _check_nodes(
         for device in place.devices:
             assert device < node.num_devices
             devices[node.name, device] += ask.units_per_device(node.gpu_memory_mib)
+            milli[node.name, device] += place.milli_per_device
         cpu[node.name] += workload.cpu_milli
         memory[node.name] += workload.memory_mib
         replicas[node.name] += 1
@@ -97,6 +99,7 @@ def _check_nodes(
             assert node.node_type in workload.node_types
     for (name, device), units in devices.items():
         assert units <= 1000 * nodes[name].gpu_memory_mib, f"{side}: device {device} of {name}"
+        assert milli[name, device] <= 1000, f"{side}: thousandths of device {device} of {name}"
     for name in replicas:
         node = nodes[name]
         assert cpu[name] <= node.cpu_milli, f"{side}: CPU of {name}"

@@ -109,3 +109,17 @@ def test_a_whole_device_is_no_place_once_shared() -> None:
     made.take(third, Ask(GpuRequest(1, 333), 0, 0))
     assert made.find(Ask(GpuRequest(1, 1000), 0, 0), made.pools) is None
     assert made.find(Ask(GpuRequest(1, 667), 0, 0), made.pools) is not None
+
+
+def test_three_thirds_by_memory_are_recorded_as_one_device() -> None:
+    made = Ledger([node("a", 1, gpu_memory_mib=15360)], placement={})
+    made.index()
+    ask = Ask(GpuRequest(1, None, 5120), 0, 0)
+    recorded = []
+    for _ in range(3):
+        spot = made.find(ask, made.pools)
+        assert spot is not None
+        made.take(spot, ask)
+        recorded.append(spot.placement().milli_per_device)
+    assert recorded == [334, 334, 332]
+    assert made.find(Ask(GpuRequest(1, None, 1), 0, 0), made.pools) is None

@@ -272,6 +272,7 @@ class _RawSpot:
         self.entry = entry
         self.node = entry.text("node")
         self.devices = _device_numbers(entry) if entry.has("devices") else None
+        self.milli = entry.integer("milli_per_device", 1) if entry.has("milli_per_device") else None
         self.placement: Placement | None = None
 
 
@@ -341,6 +342,8 @@ class _Free:
                         "node", f"the {name} of node {node.name!r} is over-committed"
                     )
         milli = ask.milli_per_device(node.gpu_memory_mib) if devices else 0
+        if spot.milli is not None:
+            milli = min(milli, spot.milli)
         return Placement(node.name, tuple(devices), milli)
 
     def _pack(self, spot: _RawSpot, ask: Ask, units: int) -> list[int]:

@@ -160,4 +160,7 @@ def _replica(replica: Replica) -> Json:
 
 
 def _place(placement: Placement) -> Json:
-    return {"node": placement.node, "devices": list(placement.devices)}
+    place: Json = {"node": placement.node, "devices": list(placement.devices)}
+    if placement.devices:
+        place["milli_per_device"] = placement.milli_per_device
+    return place

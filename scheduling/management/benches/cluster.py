@@ -212,6 +212,6 @@ def _spots(ledger: Ledger, ask: Ask, pools: list[Pool], count: int) -> list[Plac
             if spot is None:
                 return None
             ledger.take(spot, ask)
-            places.append(spot.placement(ask))
+            places.append(spot.placement())
         supposition.keep()
     return places
