@@ -109,6 +109,7 @@ class Ledger:
         units = 0
         for device, amount in enumerate(shadow.devices):
             room.devices[device] -= sign * amount
+            room.milli[device] += sign * shadow.milli[device]
             units += sign * amount
         room.free -= units
         room.recount()

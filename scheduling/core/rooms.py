@@ -188,13 +188,14 @@ class Spot:
 class Load:
     """An amount of everything that a node has."""
 
-    __slots__ = ("cpu", "devices", "memory", "slots")
+    __slots__ = ("cpu", "devices", "memory", "milli", "slots")
 
     def __init__(self, num_devices: int) -> None:
         self.cpu = 0
         self.memory = 0
         self.slots = 0
         self.devices = [0] * num_devices
+        self.milli = [0] * num_devices
 
     def add(self, spot: Spot, ask: Ask, sign: int = 1) -> None:
         self.cpu += sign * ask.cpu_milli
@@ -202,3 +203,4 @@ class Load:
         self.slots += sign
         for device in spot.devices:
             self.devices[device] += sign * spot.units
+            self.milli[device] += sign * spot.milli

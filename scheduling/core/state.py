@@ -19,6 +19,7 @@ from scheduling.core.errors import SnapshotError
 from scheduling.core.ledger import Ledger
 from scheduling.core.rooms import Ask, Load, Room, Spot
 from scheduling.core.types import (
+    WHOLE_GPU_MILLI,
     NodeName,
     Placement,
     Policy,
@@ -217,6 +218,9 @@ class State:
                 max(0, mine - other)
                 for mine, other in zip(leaving.devices, held.devices, strict=True)
             ]
+            shadow.milli = [
+                max(0, mine - other) for mine, other in zip(leaving.milli, held.milli, strict=True)
+            ]
             self._shadows.append((room, shadow))
             self.ledger.shade(room, shadow, 1)
         self.ledger.index()
@@ -301,7 +305,7 @@ class State:
             if name in self._held:
                 held = self._held[name]
                 spare.cpu, spare.memory, spare.slots = held.cpu, held.memory, held.slots
-                spare.devices = held.devices.copy()
+                spare.devices, spare.milli = held.devices.copy(), held.milli.copy()
             if is_held:
                 for spot in spots:
                     if spot.room is room:
@@ -312,6 +316,7 @@ class State:
                 or room.slots + spare.slots < leaving.slots
                 or any(
                     room.devices[i] + spare.devices[i] < leaving.devices[i]
+                    or room.milli[i] - spare.milli[i] + leaving.milli[i] > WHOLE_GPU_MILLI
                     for spot in spots
                     if spot.room is room
                     for i in spot.devices
