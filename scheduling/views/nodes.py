@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field
+from datetime import timedelta
 
 from django.contrib.auth.decorators import login_required
 from django.http import HttpResponse
 from django.shortcuts import get_object_or_404
+from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.views.decorators.http import require_safe
 
 from projects import access
-from projects.models import User
 from scheduling import formats
 from scheduling.bars import Bar
 from scheduling.live import NODES_TOPIC
 from scheduling.models import Allocation, Device, DeviceAllocation, Node
 from scheduling.selectors import DEVICE_MILLI, NOTHING_THERE, OnNode, gpu_bar, on_nodes
-from scheduling.views.charts import node_charts
+from scheduling.views import bands
+from scheduling.views.charts import node_charts, range_of
 from scheduling.views.pages import PageRequest, page
 from telemetry.csp import allows_charts
 
@@ -105,6 +107,10 @@ def node(request: PageRequest, name: str) -> HttpResponse:
     visible = set(access.visible_projects(request.user).values_list("pk", flat=True))
     cpu = sum(allocation.cpu_milli for allocation in allocations)
     memory = sum(allocation.memory_mib for allocation in allocations)
+    chosen = range_of(request.GET)
+    now = timezone.now()
+    since = now - timedelta(minutes=chosen.minutes)
+    found = bands.bands_of(row, request.user, since, now)
     context = {
         "topics": [NODES_TOPIC],
         "node": row,
@@ -113,13 +119,13 @@ def node(request: PageRequest, name: str) -> HttpResponse:
         "visible": visible,
         "cpu_bar": _cpu_bar(row, cpu),
         "memory_bar": _memory_bar(row, memory),
-        "charts": _charts(row, devices, request.user),
+        "range": chosen,
+        # A part that asks for itself again has no charts: those hear of samples themselves.
+        "charts": [] if request.htmx else node_charts(row, devices, request.user.time_zone, chosen),
+        "bands": found[::-1],
+        "bands_payload": bands.payload(found, devices, request.user.time_zone),
     }
     return page(request, "scheduling/node.html", context)
-
-
-def _charts(row: Node, devices: list[Device], user: User) -> list[object]:
-    return [*node_charts(row, devices, user.time_zone)]
 
 
 def _cards(

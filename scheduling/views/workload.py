@@ -32,7 +32,7 @@ from scheduling.models import (
 )
 from scheduling.selectors import summed
 from scheduling.services import ActionRefusedError
-from scheduling.views.charts import workload_charts
+from scheduling.views.charts import range_of, workload_charts
 from scheduling.views.pages import PageRequest, page
 from scheduling.views.preferences import safe_next
 from scheduling.views.sessions import is_connectable
@@ -97,7 +97,8 @@ def workload(request: PageRequest, workload_id: uuid.UUID) -> HttpResponse:
         "rate": costs.rate_per_hour(row) if may_see_cost else None,
         "cost": costs.cost_now(row, now) if may_see_cost else None,
         "node_types": _titles(row),
-        "charts": workload_charts(row, request.user.time_zone),
+        "range": range_of(request.GET),
+        "charts": workload_charts(row, request.user.time_zone, range_of(request.GET)),
         "now": now,
     }
     return page(request, "scheduling/workload.html", context)
