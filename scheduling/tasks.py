@@ -39,8 +39,9 @@ def dispatch() -> None:
 
 @shared_task(name="scheduling.keep_usage", ignore_result=True, time_limit=600)
 def keep_usage() -> None:
-    """Sums of the running day and of past days that lack them."""
+    """Sums of the running day, and of past days and months that lack them."""
     store.keep_days(timezone.now())
+    store.keep_months(timezone.now())
 
 
 @shared_task(name="scheduling.watch_nodes", ignore_result=True, time_limit=60)

@@ -103,11 +103,15 @@ def run(query: Query, viewer: User, now: datetime) -> Answer:
 
 def _from_sums(query: Query, seen: Sight, buckets: tuple[Bucket, ...], now: datetime) -> Answer:
     metric = query.metric
-    tables = store.read(seen.scope, metric.measures, query.since, query.until, now)
+    # By hours where days and hours begin on one: most zones do, and months are kept so.
+    width = store.HOUR if all(at.minute == 0 for at in query.edges) else QUARTER
+    period = query.since, query.until
+    tables = store.read(seen.scope, metric.measures, period, now, bin_width=width)
     if metric.whole is not None and seen.scope not in (Scope.NODE_TYPE, Scope.NODE):
         # What there was has no user, kind or template.
-        tables |= store.read(Scope.NODE_TYPE, [metric.whole], query.since, query.until, now)
-    sums = _Sums(query, seen, tables, _known_buckets(query, now))
+        tables |= store.read(Scope.NODE_TYPE, [metric.whole], period, now, bin_width=width)
+    starts = [(at - query.since) // width for at in query.edges[:-1]]
+    sums = _Sums(query, seen, tables, starts, _known_buckets(query, now))
     series = [sums.series(name, rows) for name, rows in sums.groups()]
     whole = sums.series(Named(WHOLE, _("All")), sums.seen_rows())
     capacity = None
@@ -129,17 +133,18 @@ def _known_buckets(query: Query, now: datetime) -> NDArray[np.bool_]:
 
 
 class _Sums:
-    """Sums by quarter-hour to values by bucket and group."""
+    """Sums by bin to values by bucket and group."""
 
     def __init__(
         self,
         query: Query,
         seen: Sight,
         tables: Mapping[Measure, Table],
+        starts: list[int],
         known: NDArray[np.bool_],
     ) -> None:
+        """Fold tables into buckets that begin at these bins."""
         self._query, self._seen, self._known = query, seen, known
-        starts = [round((at - query.since) / QUARTER) for at in query.edges[:-1]]
         self._folded = {
             measure: self._fold(measure, table.values, starts) for measure, table in tables.items()
         }

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from django.db import connection
+from django.db import connection, transaction
 from django.utils.translation import gettext as _
 from psycopg import sql
 
@@ -25,11 +25,12 @@ SELECT ended_at AS at, workload_id, EXTRACT(EPOCH FROM ended_at - started_at) AS
 FROM scheduling_attempt WHERE ended_at >= %(since)s AND ended_at < %(until)s
     AND started_at <= ended_at
 """
+# A wait that ends together with its workload led to no start.
 _WAITS = """
-SELECT wait.ended_at AS at, wait.workload_id, 1 AS weight,
-    EXTRACT(EPOCH FROM COALESCE(attempt.started_at, attempt.placed_at) - wait.started_at) AS value
-FROM scheduling_wait wait JOIN scheduling_attempt attempt
-    ON attempt.workload_id = wait.workload_id AND attempt.placed_at = wait.ended_at
+SELECT wait.ended_at AS at, workload_id, 1 AS weight,
+    EXTRACT(EPOCH FROM wait.ended_at - wait.started_at) AS value
+FROM scheduling_wait wait JOIN scheduling_workload stopped ON stopped.id = workload_id
+    AND stopped.ended_at IS DISTINCT FROM wait.ended_at
 WHERE wait.ended_at >= %(since)s AND wait.ended_at < %(until)s
 """
 _EXPANSION = """
@@ -81,22 +82,24 @@ WHERE attempt.ended_at >= %(since)s AND attempt.ended_at < %(until)s AND kind = 
 """
 # A price holds until the next of its node type; each allocation is split where one changes.
 _COSTS = """
-SELECT done.ended_at AS at, done.id AS workload_id, 1 AS weight, (
-    SELECT COALESCE(sum(
+SELECT done.ended_at AS at, done.id AS workload_id, 1 AS weight, COALESCE(sum(
         EXTRACT(EPOCH FROM LEAST(held.ended_at, price.valid_until)
-            - GREATEST(held.started_at, price.valid_from)) / 3600
-        * (held.gpu_milli / 1000.0 * price.gpu_price_per_hour
-            + held.cpu_milli / 1000.0 * price.cpu_price_per_hour
-            + held.memory_mib / 1024.0 * price.memory_price_per_hour)), 0)
-    FROM scheduling_allocation held
+            - GREATEST(held.started_at, price.valid_from))::float8 / 3600
+        * (held.gpu_milli / 1000.0::float8 * price.gpu + held.cpu_milli / 1000.0::float8 * price.cpu
+            + held.memory_mib / 1024.0::float8 * price.memory)), 0) AS value
+FROM scheduling_workload done
+LEFT JOIN (scheduling_allocation held
     JOIN scheduling_node node ON node.id = held.node_id
-    JOIN (SELECT *, lead(valid_from, 1, 'infinity') OVER (PARTITION BY node_type_id
-            ORDER BY valid_from, id) AS valid_until FROM projects_pricechange) price
+    JOIN (SELECT node_type_id, valid_from, gpu_price_per_hour::float8 AS gpu,
+            cpu_price_per_hour::float8 AS cpu, memory_price_per_hour::float8 AS memory,
+            lead(valid_from, 1, 'infinity') OVER (PARTITION BY node_type_id
+                ORDER BY valid_from, id) AS valid_until FROM projects_pricechange) price
         ON price.node_type_id = node.node_type_id AND price.valid_from < held.ended_at
-        AND price.valid_until > held.started_at
-    WHERE held.workload_id = done.id) AS value
-FROM scheduling_workload done WHERE done.ended_at >= %(since)s AND done.ended_at < %(until)s
+        AND price.valid_until > held.started_at)
+    ON held.workload_id = done.id
+WHERE done.ended_at >= %(since)s AND done.ended_at < %(until)s
     AND done.kind = 'training' AND done.phase = 'completed'
+GROUP BY done.id
 """
 
 _MEAN, _SUM, _COUNT = "avg(value)", "sum(value)", "count(*)"
@@ -192,7 +195,9 @@ def statistics(query: Query, seen: Sight) -> dict[Named, tuple[Values, float | N
     whole = Named(WHOLE, _("All"))
     values: dict[Named, list[float | None]] = {whole: list(empty)}
     totals: dict[Named, float | None] = {whole: statistic.of_none}
-    with connection.cursor() as cursor:
+    with transaction.atomic(), connection.cursor() as cursor:
+        # A year's values are sorted several times: in memory, and sooner than code is compiled.
+        cursor.execute("SET LOCAL work_mem = '64MB'; SET LOCAL jit = off")
         cursor.execute(statement, params)
         for all_time, all_groups, bucket, project, key, is_named, value in cursor.fetchall():
             name = whole if all_groups else seen.name_of(project if is_named else 0, key)

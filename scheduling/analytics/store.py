@@ -1,14 +1,16 @@
 """Sums of past days, kept; sums of any period, read or computed.
 
 A day (UTC) is computed anew while it runs and once more when it is over and its last samples have
-come; later only if late samples change one of its quarter-hours. Whoever asks for days that are
-not kept gets them computed at once, by the same function: the numbers are the same.
+come; later only if late samples change one of its quarter-hours. Months are put together from
+their days once nothing in them can change, by hour: a year of many groups is then few rows.
+Whoever asks for days that are not kept gets them computed at once, by the same function: the
+numbers are the same.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 
@@ -16,18 +18,27 @@ import numpy as np
 import psycopg
 from django.db import connection, transaction
 from django.db.models import Min
+from psycopg import sql
 
 from scheduling.analytics import facts
 from scheduling.analytics.intervals import Floats
-from scheduling.analytics.measures import QUARTER_S, QUARTERS_PER_DAY, Measure, Scope
+from scheduling.analytics.measures import QUARTER_S, Measure, Scope
 from scheduling.analytics.usage import Signals, Sums, integrate, no_signals, quarter_edges
-from scheduling.models import CapacityInterval, UsageDay, UsageVector
+from scheduling.models import (
+    CapacityInterval,
+    UsageDay,
+    UsageMonth,
+    UsageMonthVector,
+    UsageVector,
+)
 from telemetry import rollups
 from telemetry.metrics import Kind
 from telemetry.models import RolledQuarter
 
 DAY = timedelta(days=1)
+HOUR = timedelta(hours=1)
 QUARTER = timedelta(seconds=QUARTER_S)
+HOURS_PER_DAY = 24
 
 FRESH_S = 180.0
 """A running day's sums serve for so long before they are computed anew."""
@@ -161,18 +172,77 @@ def _keep(day: date, now: datetime) -> bool:
     since = _midnight(day)
     sums = compute(since, since + DAY, now)
     UsageVector.objects.filter(day=day).delete()
-    with (
-        connection.cursor() as cursor,
-        cursor.copy(
-            "COPY scheduling_usagevector (scope, measure, day, project_id, key, values)"
-            " FROM STDIN (FORMAT BINARY)"
-        ) as copy,
-    ):
+    _copy("usagevector", "day", day, sums)
+    UsageDay.objects.update_or_create(day=day, defaults={"computed_at": now})
+    _forget_month(_month_of(day))
+    return True
+
+
+def _copy(table: str, column: str, moment: date, sums: Sums) -> None:
+    names = f"scope, measure, {column}, project_id, key, values"
+    statement = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT BINARY)").format(
+        sql.Identifier(f"scheduling_{table}"), sql.SQL(names)
+    )
+    with connection.cursor() as cursor, cursor.copy(statement) as copy:
         copy.set_types(["int2", "int2", "date", "int4", "varchar", "bytea"])
         for (scope, measure, project, key), row in sorted(sums.items(), key=lambda item: item[0]):
-            copy.write_row((int(scope), int(measure), day, project, key, row.tobytes()))
-    UsageDay.objects.update_or_create(day=day, defaults={"computed_at": now})
-    return True
+            copy.write_row((int(scope), int(measure), moment, project, key, row.tobytes()))
+
+
+def keep_months(now: datetime) -> int:
+    """Put the days of past months together, once nothing in them can change any more.
+
+    Returns:
+        Months kept anew.
+    """
+    first = first_known()
+    if first is None:
+        return 0
+    kept = set(UsageMonth.objects.values_list("month", flat=True))
+    days = dict(UsageDay.objects.values_list("day", "computed_at"))
+    first_day = first.astimezone(UTC).date()
+    month, num_kept = _month_of(first_day), 0
+    while _midnight(_next_month(month)) + LATEST < now:
+        wanted = (day for day in _days_of(month) if day >= first_day)
+        if month not in kept and all(day in days and days[day] >= _final_at(day) for day in wanted):
+            _keep_month(month, now)
+            num_kept += 1
+        month = _next_month(month)
+    return num_kept
+
+
+@transaction.atomic
+def _keep_month(month: date, now: datetime) -> None:
+    _forget_month(month)
+    days = _days_of(month)
+    for scope in Scope:
+        for measure in Measure:
+            collected = {measure: _Collected(measure, month, len(days), HOURS_PER_DAY)}
+            _read_days(scope, collected, days)
+            table = collected[measure].table()
+            sums: Sums = {
+                (scope, measure, project, key): row
+                for (project, key), row in zip(table.groups, table.values, strict=True)
+            }
+            _copy("usagemonthvector", "month", month, sums)
+    UsageMonth.objects.create(month=month, computed_at=now)
+
+
+def _forget_month(month: date) -> None:
+    if UsageMonth.objects.filter(month=month).delete()[0]:
+        UsageMonthVector.objects.filter(month=month).delete()
+
+
+def _month_of(day: date) -> date:
+    return day.replace(day=1)
+
+
+def _next_month(month: date) -> date:
+    return _month_of(month + timedelta(days=31))
+
+
+def _days_of(month: date) -> list[date]:
+    return [month + n * DAY for n in range((_next_month(month) - month).days)]
 
 
 # ---------------------------------------------------------------- reading
@@ -184,7 +254,7 @@ class Table:
 
     Attributes:
         groups: (project, key) of each row.
-        values: Shape (groups, quarter-hours).
+        values: Shape (groups, bins).
     """
 
     groups: tuple[tuple[int, str], ...]
@@ -192,33 +262,65 @@ class Table:
 
 
 def read(
-    scope: Scope, measures: Sequence[Measure], since: datetime, until: datetime, now: datetime
+    scope: Scope,
+    measures: Sequence[Measure],
+    period: tuple[datetime, datetime],
+    now: datetime,
+    *,
+    bin_width: timedelta = QUARTER,
 ) -> dict[Measure, Table]:
-    """Sums of a period that begins and ends on quarter-hours."""
+    """Sums of a period, by quarter-hour or (from months where they are kept) by hour.
+
+    Args:
+        scope: By what sums are told apart.
+        measures: Which.
+        period: Begins and ends on bins.
+        now: The present.
+        bin_width: `QUARTER` or `HOUR`.
+    """
+    since, until = period
     first_day, last_day = since.astimezone(UTC).date(), (until - QUARTER).astimezone(UTC).date()
     days = [first_day + n * DAY for n in range((last_day - first_day).days + 1)]
-    kept = _kept(days, now)
-    collected: dict[Measure, _Collected] = {
-        measure: _Collected(first_day, len(days)) for measure in measures
-    }
-    _read_kept(scope, collected, sorted(kept))
+    per_day = DAY // bin_width
+    collected = {m: _Collected(m, first_day, len(days), per_day) for m in measures}
+    months = _kept_months(days) if bin_width == HOUR else []
+    _read_months(scope, collected, months)
+    in_months = {day for month in months for day in _days_of(month)}
+    days = [day for day in days if day not in in_months]
+    kept = _kept(days, now) if days else set()
+    _read_days(scope, collected, sorted(kept))
     for day in _worth_computing(days, kept, now):
         start = _midnight(day)
         for (row_scope, measure, project, key), row in compute(start, start + DAY, now).items():
             if row_scope == scope and measure in collected:
                 collected[measure].add(day, project, key, row.tobytes())
-    skipped = round((since - _midnight(first_day)) / QUARTER)
-    count = round((until - since) / QUARTER)
-    return {measure: item.table(skipped, count) for measure, item in collected.items()}
+    skipped = (since - _midnight(first_day)) // bin_width
+    count = (until - since) // bin_width
+    tables = {measure: item.table() for measure, item in collected.items()}
+    return {
+        measure: Table(table.groups, table.values[:, skipped : skipped + count])
+        for measure, table in tables.items()
+    }
+
+
+def _kept_months(days: Sequence[date]) -> list[date]:
+    """Months that are kept and lie wholly within these days."""
+    rows = UsageMonth.objects.filter(month__gte=days[0], month__lte=days[-1])
+    return [
+        month
+        for month in rows.order_by("month").values_list("month", flat=True)
+        if _next_month(month) - DAY <= days[-1]
+    ]
 
 
 def _kept(days: Sequence[date], now: datetime) -> set[date]:
     """Days whose kept sums are good enough."""
+    wanted = set(days)
     rows = UsageDay.objects.filter(day__gte=days[0], day__lte=days[-1])
     return {
         day
         for day, computed_at in rows.values_list("day", "computed_at")
-        if computed_at >= min(_final_at(day), now - timedelta(seconds=FRESH_S))
+        if day in wanted and computed_at >= min(_final_at(day), now - timedelta(seconds=FRESH_S))
     }
 
 
@@ -233,41 +335,76 @@ def _worth_computing(days: Sequence[date], kept: set[date], now: datetime) -> It
 class _Collected:
     """A measure's rows on their way into one array."""
 
-    def __init__(self, first_day: date, num_days: int) -> None:
-        self._first_day, self._num_days = first_day, num_days
+    def __init__(self, measure: Measure, first_day: date, num_days: int, per_day: int) -> None:
+        self._fold = np.maximum if measure is Measure.MEMORY_PEAK else np.add
+        self._first_day, self._num_days, self._per_day = first_day, num_days, per_day
         self._numbers: dict[tuple[int, str], int] = {}
         self._group: list[int] = []
         self._day: list[int] = []
         self._data: list[bytes] = []
+        self._months: list[tuple[int, int, bytes]] = []
+
+    def _number(self, project: int, key: str) -> int:
+        return self._numbers.setdefault((project, key), len(self._numbers))
 
     def add(self, day: date, project: int, key: str, data: bytes) -> None:
-        self._group.append(self._numbers.setdefault((project, key), len(self._numbers)))
+        """Add a day by quarter-hours."""
+        self._group.append(self._number(project, key))
         self._day.append((day - self._first_day).days)
         self._data.append(data)
 
-    def table(self, skipped: int, count: int) -> Table:
-        values = np.zeros((len(self._numbers), self._num_days, QUARTERS_PER_DAY))
+    def add_month(self, month: date, project: int, key: str, data: bytes) -> None:
+        """Add a month by hours."""
+        first = (month - self._first_day).days * self._per_day
+        self._months.append((self._number(project, key), first, data))
+
+    def table(self) -> Table:
+        """All days of the period, by bins."""
+        num_groups = len(self._numbers)
+        values = np.zeros((num_groups, self._num_days, self._per_day))
         if self._data:
-            rows = np.frombuffer(b"".join(self._data)).reshape(-1, QUARTERS_PER_DAY)
-            values[self._group, self._day] = rows
-        flat = values.reshape(len(self._numbers), self._num_days * QUARTERS_PER_DAY)[
-            :, skipped : skipped + count
-        ]
+            quarters = np.frombuffer(b"".join(self._data))
+            bins = quarters.reshape(len(self._data), self._per_day, -1)
+            values[self._group, self._day] = self._fold.reduce(bins, axis=2)
+        flat = values.reshape(num_groups, self._num_days * self._per_day)
+        for group, first, data in self._months:
+            hours = np.frombuffer(data)
+            flat[group, first : first + len(hours)] = hours
         return Table(tuple(self._numbers), flat)
 
 
-def _read_kept(scope: Scope, into: dict[Measure, _Collected], days: Sequence[date]) -> None:
-    if not days:
+def _read_days(scope: Scope, into: dict[Measure, _Collected], days: Sequence[date]) -> None:
+    for measure, day, project, key, data in _rows("usagevector", "day", scope, into, days):
+        into[Measure(measure)].add(day, project, key, data)
+
+
+def _read_months(scope: Scope, into: dict[Measure, _Collected], months: Sequence[date]) -> None:
+    rows = _rows("usagemonthvector", "month", scope, into, months)
+    for measure, month, project, key, data in rows:
+        into[Measure(measure)].add_month(month, project, key, data)
+
+
+def _rows(
+    table: str, column: str, scope: Scope, measures: Iterable[Measure], moments: Sequence[date]
+) -> Iterator[tuple[int, date, int, str, bytes]]:
+    """Kept rows of these days or months.
+
+    In binary: as text each byte would come as two, to be parsed one by one.
+    """
+    if not moments:
         return
+    statement = sql.SQL(
+        "SELECT measure, {column}, project_id, key, values FROM {table}"
+        " WHERE scope = %s AND measure = ANY(%s) AND {column} >= %s AND {column} <= %s"
+    ).format(column=sql.Identifier(column), table=sql.Identifier(f"scheduling_{table}"))
+    wanted = set(moments)
     connection.ensure_connection()
-    # Binary: as text each byte would come as two, to be parsed one by one.
     with psycopg.Cursor(connection.connection) as cursor:
         cursor.execute(
-            "SELECT measure, day, project_id, key, values FROM scheduling_usagevector"
-            " WHERE scope = %s AND measure = ANY(%s) AND day >= %s AND day <= %s"
-            " AND day = ANY(%s)",
-            [int(scope), [int(m) for m in into], days[0], days[-1], list(days)],
+            statement,
+            [int(scope), [int(m) for m in measures], moments[0], moments[-1]],
             binary=True,
         )
-        for measure, day, project, key, data in cursor:
-            into[Measure(measure)].add(day, project, key, data)
+        for row in cursor:
+            if row[1] in wanted:
+                yield row

@@ -18,6 +18,8 @@ from scheduling.models.attempts import (
 from scheduling.models.history import (
     CapacityInterval,
     UsageDay,
+    UsageMonth,
+    UsageMonthVector,
     UsageVector,
 )
 from scheduling.models.nodes import (
@@ -68,6 +70,8 @@ __all__ = [
     "Priority",
     "ProjectUsage",
     "UsageDay",
+    "UsageMonth",
+    "UsageMonthVector",
     "UsageVector",
     "Wait",
     "Workload",

@@ -76,3 +76,31 @@ class UsageVector(models.Model):
 
     def __str__(self) -> str:
         return f"{self.scope}/{self.measure} {self.day:%Y-%m-%d} {self.project_id} {self.key}"
+
+
+class UsageMonth(models.Model):
+    """A month (UTC) whose sums are kept by hour: no late sample can change it any more."""
+
+    month = models.DateField(primary_key=True)
+    computed_at = models.DateTimeField()
+
+    def __str__(self) -> str:
+        return f"{self.month:%Y-%m}"
+
+
+class UsageMonthVector(models.Model):
+    """One measure of one group over a month (UTC) by hour, 8-byte floats.
+
+    The same as its days' vectors, in few large rows: a year of a hundred groups is read at once.
+    """
+
+    pk = models.CompositePrimaryKey("scope", "measure", "month", "project_id", "key")
+    scope = models.SmallIntegerField()
+    measure = models.SmallIntegerField()
+    month = models.DateField()
+    project_id = models.IntegerField()
+    key = models.CharField(max_length=100)
+    values = models.BinaryField()
+
+    def __str__(self) -> str:
+        return f"{self.scope}/{self.measure} {self.month:%Y-%m} {self.project_id} {self.key}"

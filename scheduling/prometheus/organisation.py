@@ -110,7 +110,7 @@ def _sums(month: datetime, now: datetime) -> Iterator[Family]:
     cost = Family("allot_cost_total", "counter", "Cost of what was held, this month")
     until = now + store.QUARTER
     until -= (until - month) % store.QUARTER
-    tables = store.read(Scope.NODE_TYPE, (Measure.GPU_IDLE, Measure.COST), month, until, now)
+    tables = store.read(Scope.NODE_TYPE, (Measure.GPU_IDLE, Measure.COST), (month, until), now)
     projects = dict(Project.objects.values_list("pk", "name"))
     types = {str(pk): name for pk, name in NodeType.objects.values_list("pk", "name")}
     idle_h: dict[str, float] = defaultdict(float)

@@ -21,7 +21,7 @@ from projects.models import (
 from projects.quotas import set_gpu_quota
 from scheduling.analytics import answer, query, store
 from scheduling.analytics.answer import Answer, Series
-from scheduling.models import UsageDay, UsageVector
+from scheduling.models import UsageDay, UsageMonthVector, UsageVector
 from telemetry.models import RolledQuarter
 from tests.factories import make_member, make_node_type, make_project
 from tests.scheduling import history
@@ -403,6 +403,15 @@ class TestWhoSeesWhat:
             ask(busy.vera, "cost", *DAY, project="speech")
 
 
+def assert_same(one: Answer, other: Answer) -> None:
+    """Equal but for the last digits: sums by hour and by quarter-hour round differently."""
+    assert [s.key for s in one.series] == [s.key for s in other.series]
+    for ours, theirs in zip((*one.series, one.whole), (*other.series, other.whole), strict=True):
+        assert list(ours.values) == [
+            None if value is None else pytest.approx(value) for value in theirs.values
+        ]
+
+
 class TestKeptDays:
     def test_kept_days_say_the_same_as_computed_ones(self, world: World) -> None:
         node = Cluster(at("2026-05-20")).node(world.t4, gpus=2)
@@ -427,6 +436,41 @@ class TestKeptDays:
         assert everything() == before
         assert UsageVector.objects.exists()
         assert store.keep_days(NOW) == 2, "only the day that runs and the one not yet settled"
+
+    def test_kept_months_say_the_same_in_zones_of_whole_hours(self, world: World) -> None:
+        node = Cluster(at("2026-03-20")).node(world.t4, gpus=2)
+        work = history.workload(world.vision, world.vera)
+        held(work, node, span("2026-03-25 10:10", "2026-04-27 11:07"), devices=1)
+        measured(
+            work,
+            at("2026-04-10 10:15"),
+            at("2026-04-10 20:00"),
+            gpu_util_percent=30.0,
+        )
+
+        def everything() -> list[Answer]:
+            return [
+                ask(
+                    world.admin,
+                    metric,
+                    "2026-03-01",
+                    "2026-05-20",
+                    step="1d",
+                    tz=zone,
+                    group_by=group,
+                )
+                for metric, group in [("allocated_gpu_hours", "user"), ("utilisation", "node")]
+                for zone in ("Europe/Berlin", "Asia/Kathmandu")
+            ]
+
+        store.keep_days(NOW)
+        before = everything()
+        assert store.keep_months(NOW) == 2, "of May not all days are old enough"
+        assert UsageMonthVector.objects.exists()
+        assert len(everything()) == len(before)
+        for one, other in zip(everything(), before, strict=True):
+            assert_same(one, other)
+        assert store.keep_months(NOW) == 0
 
     def test_late_samples_make_a_day_anew(self, world: World) -> None:
         node = Cluster(at("2026-05-30")).node(world.t4, gpus=1)
