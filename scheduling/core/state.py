@@ -10,7 +10,7 @@ and `_held` per node tell the difference to the present one.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from scheduling.core.accounts import Accounts, Amounts, Resources
 from scheduling.core.admission import refusal
@@ -147,10 +147,10 @@ class State:
             raise SnapshotError(
                 f"workload {item.id!r} is on node {placement.node!r}, which is not there"
             )
-        if any(device >= len(room.devices) for device in placement.devices):
-            raise SnapshotError(
-                f"workload {item.id!r} is on a device that node {placement.node!r} does not have"
-            )
+        there = tuple(device for device in placement.devices if device < len(room.devices))
+        if len(there) < len(placement.devices):
+            # A device that has fallen off its node: what runs on it stays counted, nothing more.
+            placement = replace(placement, devices=there)
         return self.ledger.spot_of(placement, item.shape.ask)
 
     def _add_running(self, item: Item, replica: Replica) -> None:
@@ -187,7 +187,8 @@ class State:
             if not_before is not None and not_before > self.now_s:
                 continue
             spot = self._spot(item, placement)
-            if not _fits(room, spot, item.shape.ask):
+            is_whole = len(spot.devices) == len(placement.devices)
+            if not is_whole or not _fits(room, spot, item.shape.ask):
                 continue
             amounts = self.amounts(item.shape, spot)
             if refusal(item.account, amounts, is_preemptible=item.is_preemptible) is None:
