@@ -114,7 +114,7 @@ class _Reader:
         root = self._root
         root.choice("format", (FORMAT,))
         scenario_id = root.text("id")
-        about = root.text("about") if root.has("about") else ""
+        about = optional_text(root, "about")
         for value, path in root.items("nodes"):
             self._node(JsonObject(value, path))
         projects = self._projects()
