@@ -287,7 +287,8 @@ class _RawReplica:
         is_placed = self.state in (ReplicaState.RUNNING, ReplicaState.RELEASING)
         self.placed = _RawSpot(entry) if is_placed else None
         self.held: _RawSpot | None = None
-        if self.state is ReplicaState.PENDING and entry.has("held"):
+        may_be_held = self.state in (ReplicaState.PENDING, ReplicaState.RELEASING)
+        if may_be_held and entry.has("held"):
             held = entry.child("held")
             self.held = _RawSpot(held)
             held.close()
