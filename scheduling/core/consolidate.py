@@ -14,7 +14,7 @@ from heapq import nsmallest
 from scheduling.core.admission import refusal
 from scheduling.core.demand import Item, Option, Placed
 from scheduling.core.prospects import Prospects
-from scheduling.core.rooms import Ask, Room, Spot
+from scheduling.core.rooms import Room, Spot
 from scheduling.core.search import Found
 from scheduling.core.state import State
 
@@ -144,7 +144,7 @@ def _place_again(state: State, movable: list[Item]) -> list[tuple[Item, Placed, 
     homeless: list[tuple[Item, Placed]] = []
     for other in movable:
         for placed in other.running:
-            if _is_still_free(placed.spot, other.shape.ask):
+            if placed.spot.is_free(other.shape.ask):
                 ledger.take(placed.spot, other.shape.ask)
             else:
                 homeless.append((other, placed))
@@ -157,15 +157,6 @@ def _place_again(state: State, movable: list[Item]) -> list[tuple[Item, Placed, 
             return None
         moves.append((other, placed, spots[0]))
     return moves
-
-
-def _is_still_free(spot: Spot, ask: Ask) -> bool:
-    room = spot.room
-    return (
-        room.is_indexed
-        and room.fits_beside_gpus(ask)
-        and all(room.devices[device] >= spot.units for device in spot.devices)
-    )
 
 
 def _fewest(state: State, item: Item, option: Option, movable: list[Item]) -> _Rearrangement:

@@ -181,6 +181,15 @@ class Spot:
     units: int
     milli: int
 
+    def is_free(self, ask: Ask) -> bool:
+        """Whether just this place is free on its node."""
+        room = self.room
+        return room.fits_beside_gpus(ask) and all(
+            room.devices[device] >= self.units
+            and room.milli[device] + self.milli <= WHOLE_GPU_MILLI
+            for device in self.devices
+        )
+
     def placement(self) -> Placement:
         return Placement(self.room.node.name, self.devices, self.milli)
 

@@ -188,7 +188,7 @@ class State:
                 continue
             spot = self._spot(item, placement)
             is_whole = len(spot.devices) == len(placement.devices)
-            if not is_whole or not _fits(room, spot, item.shape.ask):
+            if not is_whole or not spot.is_free(item.shape.ask):
                 continue
             amounts = self.amounts(item.shape, spot)
             if refusal(item.account, amounts, is_preemptible=item.is_preemptible) is None:
@@ -398,12 +398,6 @@ class State:
         if item.num_surplus:
             return Victim(item, (item.running[-1],))
         return Victim(item, tuple(item.running), tuple(item.held))
-
-
-def _fits(room: Room, spot: Spot, ask: Ask) -> bool:
-    return room.fits_beside_gpus(ask) and all(
-        room.devices[device] >= spot.units for device in spot.devices
-    )
 
 
 def _name_key(replica: Replica) -> tuple[int, str]:
