@@ -48,6 +48,10 @@ def consolidate(state: State, prospects: Prospects, item: Item, option: Option) 
         return None
     ledger = state.ledger
     start = ledger.mark()
+    if state.find(item, option, count) is not None:
+        # What others are leaving is enough, so nobody need move for it.
+        ledger.rewind(start)
+        return None
     movable: list[Item] = []
     num_lifted = 0
     for candidate in _candidates(state, prospects, item, option):

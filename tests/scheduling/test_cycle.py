@@ -280,3 +280,16 @@ def test_of_equal_trainings_the_one_that_saved_last_gives_way(organisation: Orga
     assert claimant.reason["code"] == "awaiting_release"
     victims = Workload.objects.filter(phase=Phase.CHECKPOINTING)
     assert [row.pk for row in victims] == [rows[3].pk]
+
+
+def test_nobody_moves_for_a_place_that_is_being_left(organisation: Organisation) -> None:
+    for _ in range(4):
+        submitted(session_spec(organisation.vision), organisation.vera)
+    borrower = borrow_a_node(organisation)
+    for _ in range(4):
+        claimant = submitted(training_spec(organisation.speech), organisation.sergey)
+        run_cycle()
+        if Attempt.objects.filter(workload=claimant).exists():
+            organisation.agent.run(claimant)
+    leaving = Attempt.objects.filter(goal="evict")
+    assert [attempt.workload_id for attempt in leaving] == [borrower.pk]
