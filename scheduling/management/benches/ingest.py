@@ -96,7 +96,7 @@ def _batches(num_nodes: int, rounds: int, backlog: int, run: int) -> list[bytes]
     """Messages of all nodes: so many rounds, `backlog` of them in one message."""
     random = Random(run)
     # Each run has an hour of its own in the past, so that nothing is a repeat.
-    start = time.time() - 3600.0 * (run % 20) - rounds * EVERY_S
+    start = time.time() - 3600.0 * (1 + run % 40) - rounds * EVERY_S
     messages = []
     for first in range(0, rounds, backlog):
         moments = [start + EVERY_S * n for n in range(first, min(first + backlog, rounds))]
