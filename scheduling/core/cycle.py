@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from scheduling.core import reasons
-from scheduling.core.admission import refusal
+from scheduling.core.admission import Bound, Refusal, refusal
 from scheduling.core.consolidate import consolidate
 from scheduling.core.decisions import Decision, Evict, Hold, Move, Plan, Start
 from scheduling.core.demand import Item, Option
@@ -168,28 +168,45 @@ def _preempt(
 ) -> Found | None:
     if not prospects.could_ever_fit(item, option):
         return None
-    barrier = refusal(
-        item.account, option.amounts, is_preemptible=item.is_preemptible, count=item.num_next
-    )
     lower = (
         other
         for _, other in prospects.victim_heap(item.account.id)
         if other.priority < item.priority
     )
-    if barrier is None and not prospects.could_fit_without(item, option, lower):
+    if _barrier(item, option) is None and not prospects.could_fit_without(item, option, lower):
         return None
     victims = PreemptVictims(state, prospects, item, option, effort)
     return search(state, item, option, victims, effort)
 
 
-def _has_lower_priority(prospects: Prospects, item: Item, option: Option) -> bool:
+def _may_reclaim(prospects: Prospects, item: Item, option: Option) -> bool:
+    """Within share, and held back by nothing that another project's victims could not change."""
+    barrier = _barrier(item, option)
+    is_own = barrier is not None and (barrier.bound is Bound.QUOTA or barrier.level is item.account)
+    return not is_own and may_claim(item, option)
+
+
+def _may_preempt(prospects: Prospects, item: Item, option: Option) -> bool:
+    """Some work of its project has lower priority, and no quota is full of steady work."""
     heap = prospects.victim_heap(item.account.id)
-    return bool(heap) and heap[0][1].priority < item.priority
+    if not heap or heap[0][1].priority >= item.priority:
+        return False
+    barrier = _barrier(item, option)
+    return barrier is None or barrier.bound is Bound.LIMIT
+
+
+def _barrier(item: Item, option: Option) -> Refusal | None:
+    return refusal(
+        item.account,
+        option.amounts,
+        is_preemptible=item.is_preemptible,
+        count=item.num_next,
+    )
 
 
 CONSOLIDATE = Rule("consolidate", lambda _, item, option: item.is_preemptible, _consolidate)
-RECLAIM = Rule("reclaim", lambda _, item, option: may_claim(item, option), _reclaim)
-PREEMPT = Rule("preempt", _has_lower_priority, _preempt)
+RECLAIM = Rule("reclaim", _may_reclaim, _reclaim)
+PREEMPT = Rule("preempt", _may_preempt, _preempt)
 
 
 def _likeness(item: Item) -> object:

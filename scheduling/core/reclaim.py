@@ -32,7 +32,7 @@ def may_claim(item: Item, option: Option) -> bool:
     return is_within_quota(item.account, option.amounts, item.num_next)
 
 
-NUM_NODES_LOOKED_AT = 128
+NUM_NODES_LOOKED_AT = 64
 """On a larger cluster, a claim for several devices of one node looks at so many nodes."""
 
 FREE_ALREADY = -1
