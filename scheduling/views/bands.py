@@ -137,10 +137,13 @@ def _num_lanes(rows: Sequence[Allocation], until: datetime) -> int:
     return highest
 
 
-def payload(bands: Sequence[Band], devices: Sequence[Device], zone_name: str) -> dict[str, object]:
-    """What `synced-charts.js` draws."""
+def payload(
+    bands: Sequence[Band], devices: Sequence[Device], zone_name: str, now: datetime
+) -> dict[str, object]:
+    """What `synced-charts.js` draws; what has no end goes on from `now`."""
     zone = ZoneInfo(zone_name or settings.TIME_ZONE)
     return {
+        "now": wall(now, zone),
         "rows": {
             "devices": [[str(device.index), f"GPU {device.index}"] for device in devices],
             "node": [[NODE_ROW, _("work")]],

@@ -123,7 +123,7 @@ def node(request: PageRequest, name: str) -> HttpResponse:
         # A part that asks for itself again has no charts: those hear of samples themselves.
         "charts": [] if request.htmx else node_charts(row, devices, request.user.time_zone, chosen),
         "bands": found[::-1],
-        "bands_payload": bands.payload(found, devices, request.user.time_zone),
+        "bands_payload": bands.payload(found, devices, request.user.time_zone, now),
     }
     return page(request, "scheduling/node.html", context)
 

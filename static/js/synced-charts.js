@@ -20,10 +20,15 @@
   // ---------------------------------------------------------------- bands
 
   let source = { rows: {}, bands: [] };
+  let readAt = 0;
   const readBands = () => {
     const element = document.getElementById("bands-data");
-    if (element) source = JSON.parse(element.textContent);
+    if (!element) return;
+    source = JSON.parse(element.textContent);
+    readAt = Date.now();
   };
+  // What still runs ends now, and now goes on.
+  const endOf = (band) => (band.to ? time(band.to) : time(source.now) + Date.now() - readAt);
 
   // A row of many at one time is as high as it needs to be.
   const heightOf = (key) => {
@@ -34,7 +39,7 @@
 
   const drawBand = (svg, band, [low, high], [y, tall], scale) => {
     const from = Math.max(scale(time(band.from)), scale.left);
-    const to = Math.min(band.to ? scale(time(band.to)) : scale.right, scale.right);
+    const to = Math.min(scale(endOf(band)), scale.right);
     if (to <= from) return;
     const height = (high - low) * tall;
     const top = y + tall - high * tall;

@@ -1,0 +1,162 @@
+"""Analytics, Cost, Live, Idle now and the node page in a real browser under the strict policy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import pytest
+from django.db import connection
+from django.utils import timezone
+from psycopg import sql
+
+from scheduling.agent.forward import SERVER_OPTIONS
+from scheduling.models import Node
+from telemetry.ingestion import ingest
+from telemetry.messages import Sample, SampleBatch
+from telemetry.partitions import MINUTE_TABLES, QUARTER_TABLES
+from tests.scheduling.history import Cluster, held, workload
+from tests.web.history_scene import DAY, NEXT, Past, make_past
+from tests.web.test_browser import LOOK_MS, OVERFLOW, Site, chromium, elsewhere, site
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+pytestmark = [pytest.mark.e2e, pytest.mark.django_db(transaction=True)]
+
+__all__ = ["SERVER_OPTIONS", "chromium", "site"]
+
+PERIOD = f"from={DAY:%Y-%m-%d}&to={NEXT:%Y-%m-%d}&tz=UTC"
+USE = "square => document.querySelector(`[data-gpu$='${square}'] .use`).getAttribute('height')"
+
+
+@pytest.fixture
+def past() -> Iterator[Past]:
+    yield make_past()
+    # Tables without models are not emptied with the others.
+    tables = sql.SQL(", ").join(map(sql.Identifier, MINUTE_TABLES + QUARTER_TABLES))
+    with connection.cursor() as cursor:
+        cursor.execute(sql.SQL("TRUNCATE {}").format(tables))
+
+
+def only_node() -> Node:
+    return Node.objects.get()
+
+
+def measure(percent: float) -> None:
+    """The first GPU was measured just now."""
+    name, now = only_node().name, timezone.now().timestamp()
+    samples = [Sample(f"device:GPU-{name}-0", now, {"gpu_util_percent": percent})]
+    ingest(SampleBatch("history", name, f"b{now}", samples), nodes={name})
+
+
+def visible(page: Page) -> list[object]:
+    found: list[object] = page.evaluate(
+        "[...document.querySelector('.chart-plot').data].map(trace => trace.visible)"
+    )
+    return found
+
+
+@pytest.mark.parametrize("width", [320, 1280])
+@pytest.mark.parametrize(("language", "theme"), [("en", "light"), ("ru", "dark")])
+def test_pages_fit_and_the_console_is_silent(
+    site: Site, past: Past, width: int, language: str, theme: str
+) -> None:
+    visit = site.visit(past.admin, width=width, language=language, theme=theme)
+    for path in (
+        f"/analytics?{PERIOD}",
+        f"/analytics?metric=utilisation&{PERIOD}",
+        "/analytics?tz=Nowhere",
+        f"/cost?{PERIOD}",
+        "/live",
+        "/idle",
+        f"/nodes/{only_node().name}?range=7d",
+    ):
+        visit.go(path)
+        assert visit.page.evaluate(OVERFLOW) <= 0, path
+    # A browser says itself that an answer was a refusal.
+    assert [text for text in visit.said if "422" not in text] == []
+
+
+def test_eyes_close_groups_and_the_address_keeps_it(site: Site, past: Past) -> None:
+    visit = site.visit(past.admin, theme="light")
+    visit.go(f"/analytics?{PERIOD}")
+    assert visible(visit.page) == [True, True, True]
+    visit.page.click("[data-key=unallocated] .eye")
+    assert visible(visit.page) == [True, True, False]
+    assert "hide=unallocated" in visit.page.url
+    visit.page.reload()
+    assert visible(visit.page) == [True, True, False]
+    assert visit.said == []
+
+
+def test_a_group_stands_out_while_its_entry_has_the_focus(site: Site, past: Past) -> None:
+    visit = site.visit(past.admin, theme="light")
+    visit.go(f"/analytics?{PERIOD}")
+    visit.page.focus("[data-key=vision] .eye")
+    opacities = "[...document.querySelector('.chart-plot').data].map(trace => trace.opacity)"
+    assert sorted(visit.page.evaluate(opacities)) == [0.25, 0.25, 1]
+
+
+def test_buttons_zoom_without_dragging(site: Site, past: Past) -> None:
+    visit = site.visit(past.admin, theme="light")
+    visit.go(f"/analytics?{PERIOD}")
+    span = "[...document.querySelector('.chart-plot').layout.xaxis.range]"
+    whole = visit.page.evaluate(span)
+    visit.page.click("[data-zoom=in]")
+    near = visit.page.evaluate(span)
+    assert whole[0] < near[0] < near[1] < whole[1]
+    visit.page.click("[data-zoom=later]")
+    assert visit.page.evaluate(span)[1] > near[1]
+    visit.page.click("[data-zoom=whole]")
+    assert visit.page.evaluate(span) == whole
+
+
+def test_squares_follow_what_is_measured_and_pause(site: Site, past: Past) -> None:
+    visit = site.visit(past.admin, theme="light")
+    visit.go("/live")
+    assert visit.page.evaluate(USE, ".0") == "0.0"
+    elsewhere(lambda: measure(50))
+    changed = f"square => ({USE})(square) === '11.0'"
+    visit.page.wait_for_function(changed, arg=".0", timeout=LOOK_MS)
+    visit.page.click("#squares-pause")
+    assert visit.page.get_attribute("#squares-pause", "aria-pressed") == "true"
+    elsewhere(lambda: measure(100))
+    visit.page.click("#squares-pause")
+    changed = f"square => ({USE})(square) === '22.0'"
+    visit.page.wait_for_function(changed, arg=".0", timeout=LOOK_MS)
+    assert visit.said == []
+
+
+def test_squares_change_as_something_is_held(site: Site, past: Past) -> None:
+    visit = site.visit(past.vera, theme="dark")
+    visit.go("/live")
+    parts = "document.querySelectorAll('[data-gpu] .part').length"
+    assert visit.page.evaluate(parts) == 0
+    now = timezone.now()
+    elsewhere(lambda: held(workload(past.vision, past.vera), only_node(), (now, None), devices=2))
+    visit.page.wait_for_function(f"() => {parts} === 2", timeout=LOOK_MS)
+    visit.page.click("#squares-table summary")
+    visit.page.wait_for_function(
+        "() => document.querySelector('[data-row] td:nth-of-type(3)').textContent === '2'",
+        timeout=LOOK_MS,
+    )
+
+
+def test_bands_stand_below_the_charts_and_follow_their_range(site: Site, past: Past) -> None:
+    node = Cluster(since=timezone.now() - timedelta(hours=5)).node(past.t4)
+    since = timezone.now() - timedelta(minutes=10)
+    held(workload(past.vision, past.vera, name="shown"), node, (since, None), devices=1)
+    visit = site.visit(past.admin, theme="light")
+    visit.go(f"/nodes/{node.name}")
+    band = "document.querySelector('.bands[data-bands=devices] .part').getBBox()"
+    visit.page.wait_for_selector(".bands[data-bands=devices] .part", timeout=LOOK_MS)
+    before = visit.page.evaluate(f"({band}).width")
+    plot = "document.querySelectorAll('.chart-plot')[1]"
+    visit.page.evaluate(
+        f"Plotly.relayout({plot}, {{'xaxis.range[0]': {plot}.layout.xaxis.range[0],"
+        f" 'xaxis.range[1]': '2100-01-01'}})"
+    )
+    visit.page.wait_for_function(f"() => ({band}).width < {before} / 2", timeout=LOOK_MS)
+    assert visit.said == []
