@@ -18,6 +18,7 @@ from scheduling.core.prospects import Excess, Loser, Prospects, Side, over_ratio
 from scheduling.core.rooms import Load, Room, Spot
 from scheduling.core.search import Effort, Usefulness
 from scheduling.core.state import State, Victim
+from scheduling.core.types import NodeName
 
 
 def may_claim(item: Item, option: Option) -> bool:
@@ -80,7 +81,7 @@ class ReclaimVictims:
         self._queue: list[Loser] | None = None
         self._completable: dict[int, set[int]] = {}
         self._losing: dict[Account, bool] = {}
-        self._nearest: set[int] | None = None
+        self._nearest: set[NodeName] | None = None
         if item.shape.ask.gpu.num_devices > 1 and _num_nodes(option) > NUM_NODES_LOOKED_AT:
             self._nearest = self._nearest_nodes(effort)
 
@@ -243,18 +244,31 @@ class ReclaimVictims:
         """Key of the project's next victim that could help, dropping those that cannot."""
         heap = self._heaps.get(account)
         if heap is None:
-            heap = self._heaps[account] = self._prospects.victim_heap(account.id).copy()
+            heap = self._heaps[account] = self._first_heap(account)
         while heap:
             if self._could_help(heap[0][1]) and self._is_useful(heap[0][1]):
                 return heap[0][0]
             heappop(heap)
         return None
 
+    def _first_heap(self, account: Account) -> list[tuple[VictimKey, Item]]:
+        """A project's workloads, or on a large cluster only those on the nearest nodes."""
+        heap = self._prospects.victim_heap(account.id)
+        if self._nearest is None:
+            return heap.copy()
+        near = {
+            other.id
+            for name in self._nearest
+            for other, _ in self._prospects.victims_on(name)
+            if other.account is account
+        }
+        return [entry for entry in heap if entry[1].id in near] if near else []
+
     def _could_help(self, other: Item) -> bool:
         """Whether what a workload would give up is part of what could complete a place."""
         leaving = other.running[-1:] if other.num_surplus else other.running
         if self._nearest is not None:
-            return any(placed.spot.room.rank in self._nearest for placed in leaving)
+            return any(placed.spot.room.node.name in self._nearest for placed in leaving)
         if self._item.shape.ask.gpu.num_devices == 1:
             return any(self._could_complete_a_device(placed.spot) for placed in leaving)
         return True
@@ -293,14 +307,14 @@ class ReclaimVictims:
             )
         return answer
 
-    def _nearest_nodes(self, effort: Effort) -> set[int]:
+    def _nearest_nodes(self, effort: Effort) -> set[NodeName]:
         """On a large cluster, the nodes that lack least, of those that victims could complete.
 
         Taking several devices of one node victim by victim, wherever the next one in order lies,
         would empty many nodes by half before one is whole.
         """
         wanted = 2 * self._item.num_next + 6
-        nearest: set[int] = set()
+        nearest: set[NodeName] = set()
         num_looked_at = 0
         for pool in self._option.pools:
             for room in self._state.ledger.emptiest(pool):
@@ -308,7 +322,7 @@ class ReclaimVictims:
                     break
                 num_looked_at += 1
                 if self._could_complete(room):
-                    nearest.add(room.rank)
+                    nearest.add(room.node.name)
         effort.was_cut_short = effort.was_cut_short or not nearest
         return nearest
 
