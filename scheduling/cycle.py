@@ -15,12 +15,14 @@ from datetime import timedelta
 
 import msgspec
 from django.db import connection
+from django.db.models import F, OuterRef, Subquery, Sum
+from django.db.models.functions import Coalesce
 from django.utils import timezone
 
 from scheduling.core.cycle import plan
 from scheduling.core.decisions import Evict, Hold, Move, Plan, Start
 from scheduling.core.scenario import export_scenario
-from scheduling.models import CycleRecord, DeviceHold
+from scheduling.models import CycleRecord, Device, DeviceAllocation, DeviceHold, PlannerStatus
 from scheduling.services.planning import StalePlanError, apply_plan
 from scheduling.snapshot import Taken, take_snapshot
 
@@ -55,12 +57,16 @@ def run_cycle(*, wait: bool = False) -> Outcome | None:
         if not is_ours:
             return None
         _expire_holds()
+        _mend_devices()
         for _try in range(MAX_STALE_TRIES):
             try:
                 decided = _plan_once()
             except StalePlanError as error:
                 logger.info("stale plan, planning again: %s", error)
                 continue
+            except Exception as error:
+                _note_failure(error)
+                raise
             effects = any(isinstance(item, Start | Evict | Move) for item in decided.decisions)
             return Outcome(effects, len(decided.decisions), time.monotonic() - began)
     logger.warning("gave up after %s stale plans; the next cycle goes on", MAX_STALE_TRIES)
@@ -91,6 +97,30 @@ def _expire_holds() -> None:
     its victims hang, or its claimant cannot start there.
     """
     DeviceHold.objects.filter(expires_at__lt=timezone.now()).delete()
+
+
+def _mend_devices() -> None:
+    """Re-derive what devices hold from the open allocations, should somebody have deleted some."""
+    held = (
+        DeviceAllocation.objects.filter(device=OuterRef("pk"), is_open=True)
+        .values("device")
+        .annotate(total=Sum("gpu_milli"))
+        .values("total")
+    )
+    wrong = Device.objects.annotate(held=Coalesce(Subquery(held), 0)).exclude(
+        allocated_milli=F("held")
+    )
+    for device in wrong:
+        logger.warning("device %s held %s, not %s", device, device.held, device.allocated_milli)
+        Device.objects.filter(pk=device.pk).update(allocated_milli=device.held)
+
+
+def _note_failure(error: Exception) -> None:
+    """Let pages say that nothing is being planned, and why."""
+    PlannerStatus.objects.update_or_create(
+        pk=PlannerStatus.ONLY,
+        defaults={"failed_at": timezone.now(), "error": f"{type(error).__name__}: {error}"[:2000]},
+    )
 
 
 def _plan_once() -> Plan:

@@ -36,10 +36,10 @@ def announce(*topics: str) -> None:
     transaction.on_commit(lambda: _send(wanted), robust=True)
 
 
-def _send(topics: frozenset[str]) -> None:
+@async_to_sync
+async def _send(topics: frozenset[str]) -> None:
     layer = get_channel_layer()
     if layer is None:
         return
     for topic in sorted(topics):
-        message = {"type": "live.changed", "topic": topic}
-        async_to_sync(layer.group_send)(group_of(topic), message)
+        await layer.group_send(group_of(topic), {"type": "live.changed", "topic": topic})

@@ -27,6 +27,7 @@ from scheduling.models import (
     Node,
     NodeState,
     Phase,
+    PlannerStatus,
     ProjectUsage,
     Wait,
     Workload,
@@ -309,6 +310,14 @@ def workload_counts(workloads: QuerySet[Workload]) -> Counts:
         waiting=Count("pk", filter=Q(phase__in=WAITING_PHASES)),
     )
     return Counts(sums["running"], sums["waiting"])
+
+
+def examined_at(workload: Workload) -> datetime | None:
+    """When the planner last looked at a workload: a reason that still holds is not written again."""
+    moments = [workload.reason_at]
+    if workload.phase in WAITING_PHASES:
+        moments += PlannerStatus.objects.values_list("finished_at", flat=True)
+    return max((moment for moment in moments if moment is not None), default=None)
 
 
 def longest_wait() -> Wait | None:

@@ -39,12 +39,13 @@ class Taken:
     """A snapshot and what is needed to apply a plan to the rows that it was made from.
 
     Attributes:
-        generations: Per workload; a plan that touches one whose generation has changed is stale.
+        rows: Of the unfinished workloads, as they were read; a plan that touches one whose
+            generation has changed since is stale.
     """
 
     snapshot: core.Snapshot
     policy: core.Policy
-    generations: Mapping[core.WorkloadId, int]
+    rows: Mapping[core.WorkloadId, Workload]
 
 
 def gpu_key(node_type: str | None) -> core.ResourceKey:
@@ -62,7 +63,7 @@ def take_snapshot() -> Taken:
             workloads=tuple(_workloads(workloads)),
         ),
         policy=_policy(),
-        generations={workload_id(row): row.generation for row in workloads},
+        rows={workload_id(row): row for row in workloads},
     )
 
 
@@ -217,13 +218,13 @@ def core_workload(row: Workload, replicas: tuple[core.Replica, ...]) -> core.Wor
 def _replica(row: Workload) -> core.Replica:
     attempt = row.current
     if attempt is None or attempt.phase == AttemptPhase.ENDED:
-        return core.Replica(replica_id(row), core.ReplicaState.PENDING, held=_held(row))
+        return core.Replica(replica_id(row), core.ReplicaState.PENDING, held=held_by(row))
     releasing = attempt.goal in (AttemptGoal.EVICT, AttemptGoal.STOP)
     return core.Replica(
         id=replica_id(row),
         state=core.ReplicaState.RELEASING if releasing else core.ReplicaState.RUNNING,
         placement=_placement(attempt),
-        held=_held(row) if releasing else None,
+        held=held_by(row) if releasing else None,
         started_s=_seconds(attempt.started_at or attempt.placed_at) or 0.0,
     )
 
@@ -237,7 +238,8 @@ def _placement(attempt: Attempt) -> core.Placement:
     )
 
 
-def _held(row: Workload) -> core.Placement | None:
+def held_by(row: Workload) -> core.Placement | None:
+    """The capacity kept for a workload while others leave it."""
     try:
         hold = row.hold
     except DeviceHold.DoesNotExist:

@@ -1,8 +1,8 @@
 """What everybody should know about the system now, said above each page.
 
 The database is not among it: without a database there is no page, and the error page says so. Redis
-    is asked at
-most every few seconds, with a short limit, since a page must not wait for what it can do without.
+is asked at most every few seconds, with a short limit, since a page must not wait for what it can
+do without.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from scheduling import formats
-from scheduling.models import Node, Zone
+from scheduling.models import Node, PlannerStatus, Zone
 
 # Agents report every second or two; this is several misses in a row.
 AGENT_SILENT_AFTER = timedelta(seconds=15)
+# Beat asks for a cycle every five seconds.
+PLANNER_LATE_AFTER = timedelta(seconds=30)
 REDIS_ASKED_EVERY_S = 3.0
 REDIS_TIMEOUT_S = 0.3
 
@@ -38,6 +40,7 @@ def banners(now: datetime) -> list[Banner]:
     """Everything worth a line, gravest first."""
     found = [_silent_agent(zone, now) for zone in Zone.objects.order_by("name")]
     lines = [line for line in found if line is not None]
+    lines += _planner(now)
     if not _redis.answers():
         lines.append(
             Banner(
@@ -67,6 +70,23 @@ def _silent_agent(zone: Zone, now: datetime) -> Banner | None:
         "warning",
         text % {"zone": zone.name, "ago": formats.ago(zone.last_report_at, now)},
     )
+
+
+def _planner(now: datetime) -> list[Banner]:
+    """Whether what waits is being looked at."""
+    status = PlannerStatus.objects.first()
+    if status is None:
+        return []
+    if status.failed_at is not None:
+        text = _(
+            "The planner fails, so nothing new starts; what runs goes on. Last error: %(error)s"
+        )
+        return [Banner("warning", "warning", text % {"error": status.error[:200]})]
+    if status.finished_at is not None and now - status.finished_at > PLANNER_LATE_AFTER:
+        text = _("The planner last looked %(ago)s: nothing new starts until its worker is back.")
+        ago = formats.ago(status.finished_at, now)
+        return [Banner("warning", "warning", text % {"ago": ago})]
+    return []
 
 
 def _simulated(count: int) -> str:

@@ -31,6 +31,7 @@ from scheduling.models.nodes import (
 from scheduling.models.records import (
     Command,
     CycleRecord,
+    PlannerStatus,
     ProjectUsage,
 )
 from scheduling.models.workloads import (
@@ -67,6 +68,7 @@ __all__ = [
     "Node",
     "NodeState",
     "Phase",
+    "PlannerStatus",
     "Priority",
     "ProjectUsage",
     "UsageDay",

@@ -68,6 +68,29 @@ class CycleRecord(models.Model):
         return f"{self.pk} {self.started_at:%Y-%m-%d %H:%M:%S}"
 
 
+class PlannerStatus(models.Model):
+    """How the last cycle ended; one row, so that pages can say when the planner last looked.
+
+    Attributes:
+        finished_at: Of the last cycle that was recorded.
+        failed_at, error: Of the last one that was not, until one is again.
+    """
+
+    ONLY = 1
+
+    finished_at = models.DateTimeField(null=True, blank=True)
+    failed_at = models.DateTimeField(null=True, blank=True)
+    error = models.TextField(blank=True)
+
+    class Meta:
+        constraints: ClassVar = [
+            models.CheckConstraint(condition=Q(pk=1), name="planner_status_only_one"),
+        ]
+
+    def __str__(self) -> str:
+        return self.error or f"{self.finished_at}"
+
+
 class ProjectUsage(models.Model):
     """The last cycle's numbers of a project for one resource:
 

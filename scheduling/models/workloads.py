@@ -193,14 +193,21 @@ class Workload(models.Model):
                 name="workload_session_never_preempted",
             ),
             models.CheckConstraint(
+                # A comparison with null is unknown, which a constraint lets pass.
                 condition=Q(num_devices=0, gpu_milli__isnull=True, gpu_memory_mib__isnull=True)
                 | Q(
                     num_devices__gte=1,
+                    gpu_milli__isnull=False,
                     gpu_milli__gte=1,
                     gpu_milli__lte=1000,
                     gpu_memory_mib__isnull=True,
                 )
-                | Q(num_devices__gte=1, gpu_milli__isnull=True, gpu_memory_mib__gte=1),
+                | Q(
+                    num_devices__gte=1,
+                    gpu_milli__isnull=True,
+                    gpu_memory_mib__isnull=False,
+                    gpu_memory_mib__gte=1,
+                ),
                 name="workload_gpu_request_agrees",
             ),
             models.CheckConstraint(

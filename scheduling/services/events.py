@@ -23,11 +23,14 @@ def wake_planner(cause: str) -> None:
         cursor.execute("SELECT pg_notify(%s, %s)", [WAKE_CHANNEL, cause])
 
 
+def topics_of(workload: Workload) -> tuple[str, ...]:
+    """What shows a workload: its own page, its project's, the queue."""
+    return workload_topic(workload.pk), project_topic(workload.project.name), QUEUE_TOPIC
+
+
 def announce_workload(workload: Workload) -> None:
     """Tell pages of a workload, its project, the queue and the nodes that something changed."""
-    announce(
-        workload_topic(workload.pk), project_topic(workload.project.name), QUEUE_TOPIC, NODES_TOPIC
-    )
+    announce(*topics_of(workload), NODES_TOPIC)
 
 
 def record_event(

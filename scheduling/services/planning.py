@@ -6,7 +6,7 @@ the caller plans anew. Each decision leaves a row that says why.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 
 from django.db import transaction
@@ -15,8 +15,9 @@ from django.utils import timezone
 
 from projects.models import Project
 from scheduling.core import lifecycle
-from scheduling.core.decisions import Evict, Hold, Move, Plan, ProjectNumbers, Start
+from scheduling.core.decisions import Decision, Evict, Hold, Move, Plan, ProjectNumbers, Start
 from scheduling.core.types import Placement, ProjectId, ReplicaId, ResourceKey, WorkloadId
+from scheduling.live import announce
 from scheduling.models import (
     Allocation,
     Attempt,
@@ -26,14 +27,15 @@ from scheduling.models import (
     DeviceAllocation,
     DeviceHold,
     Node,
+    PlannerStatus,
     ProjectUsage,
     Workload,
 )
 from scheduling.outbox import owe
-from scheduling.services.events import announce_workload, close_wait
+from scheduling.services.events import close_wait, topics_of
 from scheduling.services.submission import reason_json
 from scheduling.services.transitions import advance
-from scheduling.snapshot import Taken
+from scheduling.snapshot import Taken, held_by
 
 
 class StalePlanError(Exception):
@@ -47,10 +49,12 @@ def apply_plan(taken: Taken, plan: Plan) -> None:
     Raises:
         StalePlanError: plan again from a new snapshot.
     """
-    rows = _lock_touched(taken, plan)
+    news = [item for item in plan.decisions if not _is_known(item, plan, taken)]
+    rows = _lock_touched(taken, news)
     nodes = {node.name: node for node in Node.objects.select_related("zone", "node_type")}
     now = timezone.now()
-    for decision in plan.decisions:
+    waiting: list[Workload] = []
+    for decision in news:
         row = rows[decision.workload]
         match decision:
             case Start():
@@ -59,25 +63,50 @@ def apply_plan(taken: Taken, plan: Plan) -> None:
                 _evict(row, decision, rows, nodes, taken, now)
             case Hold():
                 _hold(row, decision, plan, taken, nodes, now)
+                waiting.append(row)
+    Workload.objects.bulk_update(waiting, WAITING_FIELDS, batch_size=500)
+    announce(*{topic for row in waiting for topic in topics_of(row)})
     _record_numbers(plan.numbers)
+    PlannerStatus.objects.update_or_create(
+        pk=PlannerStatus.ONLY, defaults={"finished_at": now, "failed_at": None, "error": ""}
+    )
 
 
-def _lock_touched(taken: Taken, plan: Plan) -> dict[WorkloadId, Workload]:
-    """Rows of all decisions, locked in the order of their ids.
+WAITING_FIELDS = ("reason", "reason_at", "queue_position", "queue_length")
+
+
+def _is_known(decision: Decision, plan: Plan, taken: Taken) -> bool:
+    """Whether the row says already all that a hold says: most of a long queue, most of the time."""
+    if not isinstance(decision, Hold):
+        return False
+    row = taken.rows[decision.workload]
+    held = next(iter(decision.held.values()), None)
+    place = plan.queue_positions.get(decision.workload, (None, None))
+    return (
+        place == (row.queue_position, row.queue_length)
+        and held == held_by(row)
+        and row.reason == reason_json(decision.reason)
+    )
+
+
+def _lock_touched(taken: Taken, decisions: Sequence[Decision]) -> dict[WorkloadId, Workload]:
+    """Rows of these decisions, locked in the order of their ids.
 
     Raises:
         StalePlanError: one was changed, or is gone.
     """
-    ids = {decision.workload for decision in plan.decisions}
+    ids = {decision.workload for decision in decisions}
     rows = {
         WorkloadId(str(row.pk)): row
         for row in Workload.objects.select_for_update(no_key=True, of=("self",))
-        .select_related("project", "owner", "current__node__zone", "claimant", "hold")
+        .select_related(
+            "project", "owner", "current__node__zone", "claimant__project", "hold__node"
+        )
         .filter(pk__in=ids)
         .order_by("pk")
     }
     stale = [
-        key for key in ids if key not in rows or rows[key].generation != taken.generations[key]
+        key for key in ids if key not in rows or rows[key].generation != taken.rows[key].generation
     ]
     if stale:
         raise StalePlanError(", ".join(sorted(stale)))
@@ -191,25 +220,14 @@ def _hold(
     nodes: Mapping[str, Node],
     now: datetime,
 ) -> None:
-    """Write down why it waits;
-
-    only what changed is written, so that a quiet cycle writes nothing.
-    """
+    """Say why it waits and what is kept for it; the caller saves `WAITING_FIELDS`."""
     if decision.held:
         _keep(row, _only(decision.held), nodes, taken, now)
-    else:
+    elif held_by(row) is not None:
         DeviceHold.objects.filter(workload=row).delete()
-    reason = reason_json(decision.reason)
-    position, length = plan.queue_positions.get(decision.workload, (None, None))
-    before = (row.reason, row.queue_position, row.queue_length)
+    row.reason = reason_json(decision.reason)
     row.reason_at = now
-    if before == (reason, position, length):
-        Workload.objects.filter(pk=row.pk).update(reason_at=now)
-        return
-    row.reason = reason
-    row.queue_position, row.queue_length = position, length
-    row.save(update_fields=["reason", "reason_at", "queue_position", "queue_length"])
-    announce_workload(row)
+    row.queue_position, row.queue_length = plan.queue_positions.get(decision.workload, (None, None))
 
 
 def _keep(

@@ -30,7 +30,7 @@ from scheduling.models import (
     Phase,
     Workload,
 )
-from scheduling.selectors import summed
+from scheduling.selectors import examined_at, summed
 from scheduling.services import ActionRefusedError
 from scheduling.views.charts import range_of, workload_charts
 from scheduling.views.pages import PageRequest, page
@@ -85,6 +85,7 @@ def workload(request: PageRequest, workload_id: uuid.UUID) -> HttpResponse:
         "is_waiting": row.phase in WAITING_PHASES,
         "is_ended": row.phase in ENDED_PHASES,
         "reason": texts.why(row),
+        "examined_at": examined_at(row),
         "per_node_type": texts.per_node_type(row.reason),
         "offers": texts.offers(row.reason, row),
         "waits": [(wait, texts.wait_cause(wait)) for wait in waits],

@@ -6,7 +6,8 @@ import time
 from datetime import timedelta
 
 import pytest
-from django.db import IntegrityError, transaction
+from django.db import IntegrityError, ProgrammingError, connection, transaction
+from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from projects.models import WorkloadKind
@@ -28,6 +29,7 @@ from scheduling.models import (
 from scheduling.services import stop
 from scheduling.services.planning import StalePlanError, apply_plan
 from scheduling.snapshot import take_snapshot
+from scheduling.system import banners
 from tests.factories import session_spec, submitted, training_spec
 from tests.scheduling.conftest import Organisation
 
@@ -235,6 +237,15 @@ class TestTheSchemaRefuses:
                 allocation=other, device=taken.device, gpu_milli=1000, memory_mib=1
             )
 
+    def test_gpus_asked_for_without_saying_how_much_of_each(
+        self, organisation: Organisation
+    ) -> None:
+        with (
+            pytest.raises(IntegrityError, match="workload_gpu_request_agrees"),
+            transaction.atomic(),
+        ):
+            submitted(training_spec(organisation.speech, gpu_milli=None), organisation.sergey)
+
     def test_two_open_attempts_of_one_workload(self, organisation: Organisation) -> None:
         row = borrow_a_node(organisation)
         with (
@@ -293,3 +304,44 @@ def test_nobody_moves_for_a_place_that_is_being_left(organisation: Organisation)
             organisation.agent.run(claimant)
     leaving = Attempt.objects.filter(goal="evict")
     assert [attempt.workload_id for attempt in leaving] == [borrower.pk]
+
+
+def test_a_cycle_in_which_nothing_changes_costs_the_same_with_a_long_queue(
+    organisation: Organisation,
+) -> None:
+    def num_queries_of_a_quiet_cycle() -> int:
+        run_cycle()
+        with CaptureQueriesContext(connection) as queries:
+            run_cycle()
+        return len(queries)
+
+    submitted(training_spec(organisation.language, num_devices=5), organisation.lena)
+    few = num_queries_of_a_quiet_cycle()
+    for _ in range(40):
+        submitted(training_spec(organisation.language, num_devices=5), organisation.lena)
+    assert num_queries_of_a_quiet_cycle() == few
+
+
+def test_a_failing_planner_says_so_above_every_page(organisation: Organisation) -> None:
+    def said() -> list[str]:
+        return [banner.text for banner in banners(timezone.now()) if "planner" in banner.text]
+
+    borrow_a_node(organisation)
+    assert said() == []
+    with connection.cursor() as cursor:
+        cursor.execute("ALTER TABLE scheduling_projectusage RENAME TO elsewhere")
+        with pytest.raises(ProgrammingError):
+            run_cycle()
+        (text,) = said()
+        assert "ProgrammingError" in text
+        cursor.execute("ALTER TABLE elsewhere RENAME TO scheduling_projectusage")
+    run_cycle()
+    assert said() == []
+
+
+def test_what_devices_hold_follows_the_allocations(organisation: Organisation) -> None:
+    borrow_a_node(organisation)
+    before = allocated()
+    Device.objects.update(allocated_milli=1000)
+    run_cycle()
+    assert allocated() == before
