@@ -171,6 +171,7 @@ def _free_part(spots: list[Spot], item: Item) -> list[tuple[Room, Load]]:
             load = loads[spot.room] = Load(len(spot.room.devices))
         load.add(spot, item.shape.ask)
     for room, load in loads.items():
+        load.milli = [0] * len(load.milli)  # only what starts is recorded
         load.cpu = min(load.cpu, max(0, room.cpu))
         load.memory = min(load.memory, max(0, room.memory))
         load.slots = min(load.slots, max(0, room.slots))
