@@ -21,6 +21,7 @@ from channels.db import database_sync_to_async
 from channels.generic.websocket import AsyncJsonWebsocketConsumer, AsyncWebsocketConsumer
 
 from projects import access
+from projects.logins import user_of_login
 from projects.models import Project, User
 from scheduling import live, streams
 from scheduling.models import Workload
@@ -30,7 +31,7 @@ CLOSE_NOT_LOGGED_IN = 4401
 CLOSE_BAD_MESSAGE = 4400
 MAX_TOPICS = 120
 MAX_TOPIC_CHARS = 200
-CHECK_AGAIN_S = 30.0
+CHECK_AGAIN_S = 10.0
 MAX_NODES = 4000
 MIN_GAP_S = 0.9
 """Between two messages of squares, so that scrolling makes no more of them."""
@@ -120,7 +121,7 @@ class LiveConsumer(AsyncJsonWebsocketConsumer):
         """Drop topics that the person may no longer see; close when they may see nothing."""
         assert isinstance(self.user, User)  # the sender runs for people only
         allowed = await visible_topics(self.user.pk, sorted(self.topics))
-        if not allowed and self.topics:
+        if (not allowed and self.topics) or not await is_logged_in(self.scope):
             await self.close(code=CLOSE_NOT_LOGGED_IN)
             return False
         await self._listen_to(allowed)
@@ -190,7 +191,7 @@ class SquaresConsumer(AsyncWebsocketConsumer):
     async def _is_still_welcome(self, user_id: int, viewer: streams.Viewer) -> bool:
         """Look again at what the person may see; close when they may not log in any more."""
         named = await named_projects(user_id)
-        if named is None:
+        if named is None or not await is_logged_in(self.scope):
             await self.close(code=CLOSE_NOT_LOGGED_IN)
             return False
         if viewer.named != named:
@@ -204,6 +205,14 @@ def _json(text: str | None) -> object:
         return json.loads(text or "")
     except (ValueError, RecursionError):
         return None
+
+
+@database_sync_to_async
+def is_logged_in(scope: Any) -> bool:
+    """Whether the login session in which a socket was opened is still one."""
+    key = scope["session"].session_key
+    user = user_of_login(key) if key else None
+    return user is not None and user == scope["user"]
 
 
 @database_sync_to_async

@@ -313,7 +313,7 @@ def workload_counts(workloads: QuerySet[Workload]) -> Counts:
 
 
 def examined_at(workload: Workload) -> datetime | None:
-    """When the planner last looked at a workload: a reason that still holds is not written again."""
+    """When the planner last looked at it: a reason that still holds is not written again."""
     moments = [workload.reason_at]
     if workload.phase in WAITING_PHASES:
         moments += PlannerStatus.objects.values_list("finished_at", flat=True)

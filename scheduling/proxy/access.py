@@ -7,24 +7,14 @@ import time
 import uuid
 from dataclasses import dataclass
 from enum import StrEnum
-from importlib import import_module
 from typing import Final
 
 from channels.db import database_sync_to_async
-from django.conf import settings
-from django.contrib.auth import (
-    BACKEND_SESSION_KEY,
-    HASH_SESSION_KEY,
-    SESSION_KEY,
-    get_user_model,
-    load_backend,
-)
-from django.utils.crypto import constant_time_compare
 
 from projects.access import may_connect
-from projects.models import User
+from projects.logins import user_of_login
 from scheduling.agent.forward import Upstream
-from scheduling.models import ENDED_PHASES, AttemptPhase, Phase, Workload
+from scheduling.models import ENDED_PHASES, AttemptPhase, NodeState, Phase, Workload
 
 CACHE_S: Final = 1.5
 """JupyterLab asks for hundreds of files at its start; a revocation must still work in seconds."""
@@ -90,12 +80,8 @@ class SessionTarget:
 
 
 def find_session(session_key: str, workload_id: uuid.UUID) -> SessionTarget | Refusal:
-    """Look up whether a login session's holder may enter a workload's Jupyter, and where it is.
-
-    Reads only: what Django's own look-up does besides (renewing or flushing a login session)
-    belongs to requests that can set cookies.
-    """
-    user = _user_of(session_key)
+    """Look up whether a login session's holder may enter a workload's Jupyter, and where it is."""
+    user = user_of_login(session_key)
     if user is None:
         return Refusal(Why.LOGIN)
     workload = Workload.objects.select_related("current__node__zone").filter(pk=workload_id).first()
@@ -106,23 +92,6 @@ def find_session(session_key: str, workload_id: uuid.UUID) -> SessionTarget | Re
     return _target_of(workload)
 
 
-def _user_of(session_key: str) -> User | None:
-    login = import_module(settings.SESSION_ENGINE).SessionStore(session_key).load()
-    path = login.get(BACKEND_SESSION_KEY)
-    if path not in settings.AUTHENTICATION_BACKENDS:
-        return None
-    user_id = get_user_model()._meta.pk.to_python(login[SESSION_KEY])
-    user = load_backend(path).get_user(user_id)
-    if user is None:
-        return None
-    given = login.get(HASH_SESSION_KEY, "")
-    hashes = [user.get_session_auth_hash(), *user.get_session_auth_fallback_hash()]
-    if not any(constant_time_compare(given, expected) for expected in hashes):
-        return None
-    assert isinstance(user, User)
-    return user
-
-
 def _target_of(workload: Workload) -> SessionTarget | Refusal:
     phase = Phase(workload.phase)
     attempt = workload.current
@@ -130,6 +99,8 @@ def _target_of(workload: Workload) -> SessionTarget | Refusal:
         return Refusal(Why.ENDED, workload.pk, workload.name, phase)
     if attempt is None or attempt.phase == AttemptPhase.ENDED or not attempt.is_ready:
         return Refusal(Why.NOT_READY, workload.pk, workload.name, phase)
+    if attempt.node.state == NodeState.LOST:
+        return Refusal(Why.NO_ANSWER, workload.pk, workload.name, phase)
     zone = attempt.node.zone
     return SessionTarget(workload.pk, attempt.pk, Upstream.parse(zone.relay_url), zone.relay_secret)
 

@@ -23,6 +23,7 @@ from django.http import Http404, HttpResponse, HttpResponseBase, StreamingHttpRe
 from django.utils.translation import gettext as _
 from django.views.decorators.http import require_safe
 
+from projects.logins import user_of_login
 from projects.models import User
 from scheduling.models import Attempt, AttemptPhase, Zone
 from scheduling.relay_client import AgentAwayError
@@ -150,7 +151,8 @@ async def stream(request: PageRequest, workload_id: uuid.UUID) -> HttpResponseBa
     wanted = _number(request.GET.get("attempt"), 10**6)
     last_id = request.headers.get("Last-Event-ID", "")
     source = await _source(user, workload_id, wanted)
-    follower = _Follower(user, workload_id, source, follows_newer=wanted is None, last_id=last_id)
+    login = Login(user, request.session.session_key or "")
+    follower = _Follower(login, workload_id, source, follows_newer=wanted is None, last_id=last_id)
     response = StreamingHttpResponse(follower.events(), content_type="text/event-stream")
     response["Cache-Control"] = "private, no-store"
     response["X-Accel-Buffering"] = "no"
@@ -162,19 +164,27 @@ def _event(name: str, data: object, event_id: str = "") -> bytes:
     return f"{head}event: {name}\ndata: {json.dumps(data, ensure_ascii=False)}\n\n".encode()
 
 
+@dataclass(frozen=True, slots=True)
+class Login:
+    """Who follows, and by which login session: a stream ends when they log out."""
+
+    user: User
+    session_key: str
+
+
 class _Follower:
     """One browser's stream."""
 
     def __init__(
         self,
-        user: User,
+        login: Login,
         workload_id: uuid.UUID,
         source: Source,
         *,
         follows_newer: bool,
         last_id: str,
     ) -> None:
-        self._user = user
+        self._login = login
         self._workload_id = workload_id
         self._source = source
         self._follows_newer = follows_newer
@@ -254,7 +264,9 @@ class _Follower:
         self._looked_at = time.monotonic()
         before = self._source.attempt
         number = None if self._follows_newer else before.number
-        self._source = await _source(self._user, self._workload_id, number)
+        if await sync_to_async(user_of_login)(self._login.session_key) != self._login.user:
+            raise PermissionDenied
+        self._source = await _source(self._login.user, self._workload_id, number)
         if self._source.attempt.pk == before.pk:
             return False
         self._offset = None
