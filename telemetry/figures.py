@@ -18,6 +18,8 @@ import plotly.graph_objects as go
 Points = list[tuple[datetime, float | None]]
 
 NUM_COLOURS = 6
+_LEGEND_HEIGHT = 20
+_NAMES_PER_ROW = 4
 _DASHES = ("solid", "dash", "dot", "dashdot")
 
 
@@ -65,7 +67,7 @@ def figure(lines: Iterable[Line], frame: Frame) -> dict[str, Any]:
         layout=go.Layout(
             # Plotly's own template has colours of its own.
             template=go.layout.Template(),
-            margin={"l": 48, "r": 8, "t": 28 if len(drawn) > 1 else 8, "b": 44},
+            margin={"l": 48, "r": 8, "t": _LEGEND_HEIGHT * _legend_rows(drawn) + 8, "b": 44},
             height=220,
             hovermode="x unified",
             showlegend=len(drawn) > 1,
@@ -79,6 +81,11 @@ def figure(lines: Iterable[Line], frame: Frame) -> dict[str, Any]:
         ),
     )
     return dict(built.to_plotly_json())
+
+
+def _legend_rows(drawn: list[Line]) -> int:
+    """Rows of the legend in a narrow chart: without room for them Plotly would look for it long."""
+    return -(-len(drawn) // _NAMES_PER_ROW) if len(drawn) > 1 else 0
 
 
 def _trace(line: Line, number: int, frame: Frame) -> go.Scatter:
