@@ -17,6 +17,9 @@ from typing import Any
 from scheduling.agent import namespaces
 
 
+_NO_PLACES = (("proc",), ("sys",), ("dev",))
+
+
 def _become(question: dict[str, Any]) -> None:
     """Take the person's view and identity (fields of JSON, hence Any)."""
     if question["use_namespaces"]:
@@ -34,6 +37,8 @@ def _become(question: dict[str, Any]) -> None:
 
 def _problems(question: dict[str, Any]) -> list[dict[str, str]]:
     folder, given = question["folder"], question["working_dir"]
+    if _is_nobodys(os.path.normpath(folder)):
+        return [_problem("working_dir", "not_readable", given)]
     if not os.path.isdir(folder):
         hidden = _is_hidden(folder)
         return [_problem("working_dir", "not_readable" if hidden else "not_found", given)]
@@ -52,6 +57,11 @@ def _problems(question: dict[str, Any]) -> list[dict[str, str]]:
 def _problem(field: str, code: str, value: str) -> dict[str, str]:
     """A `protocol.FieldProblem` in its JSON form."""
     return {"field": field, "code": code, "value": value}
+
+
+def _is_nobodys(folder: str) -> bool:
+    """Whether it is the machine's: emptied for workloads, or no place for files at all."""
+    return folder in namespaces.HIDDEN or Path(folder).parts[1:2] in _NO_PLACES
 
 
 def _is_hidden(folder: str) -> bool:

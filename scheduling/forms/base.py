@@ -302,6 +302,11 @@ class WorkloadForm(forms.Form):
             if not usable:
                 self._refuse_node_type("required", "", allowed)
             return
+        if not needs_gpu and self.spelling is Spelling.PEOPLE:
+            # The page ticks types for GPUs; without one they come last, and only as a way out.
+            without = [item.name for item in usable if not item.has_gpu]
+            chosen = (*without, *(name for name in chosen if name not in without))
+            self.cleaned_data["node_types"] = chosen
         if self.is_repeat:
             return
         for name in chosen:

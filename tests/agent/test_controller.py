@@ -241,6 +241,8 @@ def test_two_agents_never_work_in_one_folder(
         ({"command": ["./train.py"], "working_dir": "examples"}, [("command", "not_executable")]),
         ({"working_dir": "nowhere"}, [("working_dir", "not_found")]),
         ({"working_dir": "locked"}, [("working_dir", "not_readable")]),
+        ({"working_dir": "/root"}, [("working_dir", "not_readable")]),
+        ({"working_dir": "/proc/1"}, [("working_dir", "not_readable")]),
         ({"checkpoint_subfolder": "../other"}, [("checkpoint_subfolder", "outside")]),
     ],
 )

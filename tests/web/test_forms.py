@@ -289,6 +289,12 @@ def test_work_without_a_gpu_prefers_nodes_without_gpus(vera: Client) -> None:
     assert Workload.objects.get().node_types == ["cpu", "t4", "v100"]
 
 
+def test_types_ticked_for_gpus_come_last_for_work_without_one(vera: Client) -> None:
+    values = training_values(gpu_mode="none", node_types=["t4"])
+    assert send(vera, values).status_code == 302
+    assert Workload.objects.get().node_types == ["cpu", "t4"]
+
+
 def test_any_type_means_those_with_a_gpu_when_one_is_asked_for(vera: Client) -> None:
     assert send(vera, training_values(node_types=[])).status_code == 302
     assert Workload.objects.get().node_types == ["t4", "v100"]
