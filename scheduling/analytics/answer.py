@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 
 import numpy as np
 from django.utils.translation import gettext as _
@@ -106,10 +107,11 @@ def _from_sums(query: Query, seen: Sight, buckets: tuple[Bucket, ...], now: date
     # By hours where days and hours begin on one: most zones do, and months are kept so.
     width = store.HOUR if all(at.minute == 0 for at in query.edges) else QUARTER
     period = query.since, query.until
-    tables = store.read(seen.scope, metric.measures, period, now, bin_width=width)
-    if metric.whole is not None and seen.scope not in (Scope.NODE_TYPE, Scope.NODE):
-        # What there was has no user, kind or template.
-        tables |= store.read(Scope.NODE_TYPE, [metric.whole], period, now, bin_width=width)
+    read = partial(store.read, period=period, now=now, bin_width=width)
+    tables = read(seen.scope, metric.measures, is_total=seen.is_total)
+    if metric.whole is not None and seen.scope is not Scope.NODE:
+        # What there was has no project, user, kind or template.
+        tables |= read(Scope.NODE_TYPE, [metric.whole], is_total=True)
     starts = [(at - query.since) // width for at in query.edges[:-1]]
     sums = _Sums(query, seen, tables, starts, _known_buckets(query, now))
     series = [sums.series(name, rows) for name, rows in sums.groups()]

@@ -55,13 +55,18 @@ BANDS = (Measure.GPU_BAND_0, Measure.GPU_BAND_25, Measure.GPU_BAND_50, Measure.G
 
 
 class Scope(IntEnum):
-    """How sums are kept: by project and one more key. `NODE` and all capacity have no project."""
+    """How sums are kept: by project and one more key; under `NO_PROJECT` over all projects.
+
+    `PROJECT` has no other key. `NODE` and all capacity have no project; `USER` has no totals, since
+    most people work in one project.
+    """
 
     NODE_TYPE = 1
     USER = 2
     KIND = 3
     TEMPLATE = 4
     NODE = 5
+    PROJECT = 6
 
 
 NO_PROJECT = 0

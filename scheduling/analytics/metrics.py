@@ -43,8 +43,8 @@ GROUP_TITLES: dict[Group, Words] = {
 }
 SCOPES: dict[Group, Scope] = {
     Group.TOTAL: Scope.NODE_TYPE,
-    Group.PROJECT: Scope.NODE_TYPE,
-    Group.DEPARTMENT: Scope.NODE_TYPE,
+    Group.PROJECT: Scope.PROJECT,
+    Group.DEPARTMENT: Scope.PROJECT,
     Group.NODE_TYPE: Scope.NODE_TYPE,
     Group.USER: Scope.USER,
     Group.NODE: Scope.NODE,

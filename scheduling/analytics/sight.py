@@ -39,6 +39,7 @@ class Sight:
 
     Attributes:
         scope: In which the sums are kept that can be told apart for this viewer.
+        is_total: Whether sums over all projects will do, of which there are fewer.
         named: Projects that the viewer may see by name.
         managed, own_user: For cost: whose sums are seen at all; None of both is everybody's.
     """
@@ -48,6 +49,7 @@ class Sight:
     projects: Mapping[int, Project]
     named: frozenset[int]
     names: Mapping[str, Named]
+    is_total: bool = False
     managed: frozenset[int] | None = None
     own_user: str | None = None
 
@@ -64,6 +66,8 @@ class Sight:
             key: As kept: id of the user, node type or node, kind, or template.
             user: Id of the owner, where it is known.
         """
+        if self.is_total:
+            return self.name_of(project, key)
         if self.query.project is not None and project != self.query.project.pk:
             return None
         if self.managed is not None and project not in self.managed:
@@ -79,7 +83,7 @@ class Sight:
             return Named(WHOLE, _("All"))
         if group in (Group.NODE_TYPE, Group.NODE, Group.KIND):
             return self.names.get(key) or Named(key or "none", key or _("None"))
-        if project not in self.named:
+        if project not in self.named and not self.is_total:
             return Named(OTHERS, _("Others"))
         if group in (Group.USER, Group.TEMPLATE):
             return self.names.get(key) or Named(key or "none", key or _("No template"))
@@ -105,6 +109,7 @@ def of(query: Query, viewer: User) -> Sight:
         projects={row.pk: row for row in Project.objects.select_related("department")},
         named=frozenset(visible_projects(viewer).values_list("pk", flat=True)),
         names=_names(query.group_by),
+        is_total=_is_total(query, viewer),
     )
     if viewer.is_superuser or not query.metric.is_cost:
         return sight
@@ -123,6 +128,15 @@ def of(query: Query, viewer: User) -> Sight:
         managed=managed,
         own_user=str(viewer.pk),
     )
+
+
+def _is_total(query: Query, viewer: User) -> bool:
+    """Whether nothing must be told apart by project for this viewer."""
+    if query.project is not None:
+        return False
+    if query.group_by is Group.TEMPLATE:
+        return viewer.is_superuser
+    return query.group_by in (Group.TOTAL, Group.NODE_TYPE, Group.NODE, Group.KIND)
 
 
 def _refuse(value: str, limit: str) -> None:

@@ -22,7 +22,7 @@ from psycopg import sql
 
 from scheduling.analytics import facts
 from scheduling.analytics.intervals import Floats
-from scheduling.analytics.measures import QUARTER_S, Measure, Scope
+from scheduling.analytics.measures import NO_PROJECT, QUARTER_S, Measure, Scope
 from scheduling.analytics.usage import Signals, Sums, integrate, no_signals, quarter_edges
 from scheduling.models import (
     CapacityInterval,
@@ -218,7 +218,8 @@ def _keep_month(month: date, now: datetime) -> None:
     for scope in Scope:
         for measure in Measure:
             collected = {measure: _Collected(measure, month, len(days), HOURS_PER_DAY)}
-            _read_days(scope, collected, days)
+            _read_days(scope, collected, days, False)
+            _read_days(scope, collected, days, True)
             table = collected[measure].table()
             sums: Sums = {
                 (scope, measure, project, key): row
@@ -268,6 +269,7 @@ def read(
     now: datetime,
     *,
     bin_width: timedelta = QUARTER,
+    is_total: bool = False,
 ) -> dict[Measure, Table]:
     """Sums of a period, by quarter-hour or (from months where they are kept) by hour.
 
@@ -277,6 +279,7 @@ def read(
         period: Begins and ends on bins.
         now: The present.
         bin_width: `QUARTER` or `HOUR`.
+        is_total: Over all projects, instead of by project.
     """
     since, until = period
     first_day, last_day = since.astimezone(UTC).date(), (until - QUARTER).astimezone(UTC).date()
@@ -284,15 +287,16 @@ def read(
     per_day = DAY // bin_width
     collected = {m: _Collected(m, first_day, len(days), per_day) for m in measures}
     months = _kept_months(days) if bin_width == HOUR else []
-    _read_months(scope, collected, months)
+    _read_months(scope, collected, months, is_total)
     in_months = {day for month in months for day in _days_of(month)}
     days = [day for day in days if day not in in_months]
     kept = _kept(days, now) if days else set()
-    _read_days(scope, collected, sorted(kept))
+    _read_days(scope, collected, sorted(kept), is_total)
     for day in _worth_computing(days, kept, now):
         start = _midnight(day)
         for (row_scope, measure, project, key), row in compute(start, start + DAY, now).items():
-            if row_scope == scope and measure in collected:
+            is_wanted = row_scope == scope and (project == NO_PROJECT) == is_total
+            if is_wanted and measure in collected:
                 collected[measure].add(day, project, key, row.tobytes())
     skipped = (since - _midnight(first_day)) // bin_width
     count = (until - since) // bin_width
@@ -373,19 +377,28 @@ class _Collected:
         return Table(tuple(self._numbers), flat)
 
 
-def _read_days(scope: Scope, into: dict[Measure, _Collected], days: Sequence[date]) -> None:
-    for measure, day, project, key, data in _rows("usagevector", "day", scope, into, days):
+def _read_days(
+    scope: Scope, into: dict[Measure, _Collected], days: Sequence[date], is_total: bool
+) -> None:
+    rows = _rows("usagevector", "day", (scope, is_total), into, days)
+    for measure, day, project, key, data in rows:
         into[Measure(measure)].add(day, project, key, data)
 
 
-def _read_months(scope: Scope, into: dict[Measure, _Collected], months: Sequence[date]) -> None:
-    rows = _rows("usagemonthvector", "month", scope, into, months)
+def _read_months(
+    scope: Scope, into: dict[Measure, _Collected], months: Sequence[date], is_total: bool
+) -> None:
+    rows = _rows("usagemonthvector", "month", (scope, is_total), into, months)
     for measure, month, project, key, data in rows:
         into[Measure(measure)].add_month(month, project, key, data)
 
 
 def _rows(
-    table: str, column: str, scope: Scope, measures: Iterable[Measure], moments: Sequence[date]
+    table: str,
+    column: str,
+    kept_as: tuple[Scope, bool],
+    measures: Iterable[Measure],
+    moments: Sequence[date],
 ) -> Iterator[tuple[int, date, int, str, bytes]]:
     """Kept rows of these days or months.
 
@@ -393,10 +406,16 @@ def _rows(
     """
     if not moments:
         return
+    scope, is_total = kept_as
     statement = sql.SQL(
         "SELECT measure, {column}, project_id, key, values FROM {table}"
         " WHERE scope = %s AND measure = ANY(%s) AND {column} >= %s AND {column} <= %s"
-    ).format(column=sql.Identifier(column), table=sql.Identifier(f"scheduling_{table}"))
+        " AND project_id {compared} 0"
+    ).format(
+        column=sql.Identifier(column),
+        table=sql.Identifier(f"scheduling_{table}"),
+        compared=sql.SQL("=" if is_total else ">"),
+    )
     wanted = set(moments)
     connection.ensure_connection()
     with psycopg.Cursor(connection.connection) as cursor:

@@ -75,6 +75,7 @@ def integrate(facts: Facts, edges: Floats, signals: Signals) -> Sums:
     if facts.held:
         _add_held(sums, facts, signals)
     _add_quotas(sums, facts)
+    sums.add_totals()
     return sums.found
 
 
@@ -104,6 +105,24 @@ class _Sums:
             ):
                 if row.any():
                     self.found[scope, measure, project, key] = row
+
+    def add_totals(self) -> None:
+        """Over all projects by each key, and over all node types by project: charts read these."""
+        totals: Sums = {}
+        for (scope, measure, project, key), row in self.found.items():
+            if project == NO_PROJECT or scope is Scope.USER:
+                continue
+            names = [(scope, measure, NO_PROJECT, key)]
+            if scope is Scope.NODE_TYPE:
+                names.append((Scope.PROJECT, measure, project, NO_KEY))
+            for name in names:
+                if name not in totals:
+                    totals[name] = row.copy()
+                elif measure is Measure.MEMORY_PEAK:
+                    np.maximum(totals[name], row, out=totals[name])
+                else:
+                    totals[name] += row
+        self.found |= totals
 
     def add_highest(self, scope: Scope, groups: _Grouping, cuts: Cuts, values: Floats) -> None:
         """The highest value of each group and bin."""
