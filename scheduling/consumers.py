@@ -44,7 +44,13 @@ Message = dict[str, Any]  # JSON of several shapes
 
 
 class LiveConsumer(AsyncJsonWebsocketConsumer):
-    """One open page."""
+    """One open page.
+
+    Attributes:
+        check_again_s: So often it is asked anew whether the person may still listen.
+    """
+
+    check_again_s = CHECK_AGAIN_S
 
     async def connect(self) -> None:
         self.topics: set[str] = set()
@@ -107,8 +113,8 @@ class LiveConsumer(AsyncJsonWebsocketConsumer):
         checked_at = time.monotonic()
         while True:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self.has_news.wait(), CHECK_AGAIN_S)
-            if time.monotonic() - checked_at > CHECK_AGAIN_S:
+                await asyncio.wait_for(self.has_news.wait(), self.check_again_s)
+            if time.monotonic() - checked_at > self.check_again_s:
                 checked_at = time.monotonic()
                 if not await self._is_still_welcome():
                     return
@@ -126,6 +132,13 @@ class LiveConsumer(AsyncJsonWebsocketConsumer):
             return False
         await self._listen_to(allowed)
         return True
+
+
+class NowhereConsumer(AsyncWebsocketConsumer):
+    """An address that leads nowhere: refused, where Channels itself would fail."""
+
+    async def connect(self) -> None:
+        await self.close()
 
 
 class SquaresConsumer(AsyncWebsocketConsumer):

@@ -16,7 +16,6 @@ from typing import Any
 
 from scheduling.agent import namespaces
 
-
 _NO_PLACES = (("proc",), ("sys",), ("dev",))
 
 

@@ -126,7 +126,7 @@ class Stack:
         for line in (self.var / "logins.txt").read_text().splitlines():
             words = line.split()
             if words[:1] == [login]:
-                return words[-1]
+                return words[1]
         raise LookupError(login)
 
     def rows(self, query: str, *values: object) -> list[tuple[object, ...]]:

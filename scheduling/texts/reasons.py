@@ -222,6 +222,10 @@ REASONS: dict[str, Sentence] = {
         _("Moves from %(old)s to %(new)s so that free capacity becomes usable")
         % {"old": ", ".join(d["from"]), "new": ", ".join(d["to"])}
     ),
+    "stale_gang": lambda d: (
+        _("Only %(running)s of %(minimum)s replicas were left for longer than its grace")
+        % {"running": d["running"], "minimum": d["minimum"]}
+    ),
     "node_lost": lambda d: _("Node %(node)s no longer reports") % {"node": d["node"]},
     "exited": _exited,
     "start_failed": lambda d: _("Could not be started.") + last_error(d),

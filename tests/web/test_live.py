@@ -14,9 +14,16 @@ from channels.layers import get_channel_layer
 from channels.routing import URLRouter
 from django.conf import settings
 from django.test import Client, override_settings
+from django.urls import path
 
 from projects.models import Membership, User
-from scheduling.consumers import CLOSE_BAD_MESSAGE, CLOSE_NOT_LOGGED_IN, MAX_TOPICS, group_of
+from scheduling.consumers import (
+    CLOSE_BAD_MESSAGE,
+    CLOSE_NOT_LOGGED_IN,
+    MAX_TOPICS,
+    LiveConsumer,
+    group_of,
+)
 from scheduling.live import NODES_TOPIC, QUEUE_TOPIC, project_topic, workload_topic
 from scheduling.routing import websocket_urlpatterns
 from tests.web.scene import Scene, make_scene
@@ -37,13 +44,21 @@ def layer_in_memory() -> Iterator[None]:
 class Socket:
     """A browser's end of the live socket (channels' own needs the server daphne)."""
 
-    def __init__(self, headers: list[tuple[bytes, bytes]]) -> None:
-        scope = {"type": "websocket", "path": "/ws/live", "headers": headers, "subprotocols": []}
-        application = AuthMiddlewareStack(URLRouter(websocket_urlpatterns))
+    def __init__(
+        self,
+        headers: list[tuple[bytes, bytes]],
+        path: str = "/ws/live",
+        routes: list[Any] = websocket_urlpatterns,
+    ) -> None:
+        scope = {"type": "websocket", "path": path, "headers": headers, "subprotocols": []}
+        application = AuthMiddlewareStack(URLRouter(routes))
         self._end: Any = ApplicationCommunicator(application, scope)  # type: ignore[no-untyped-call]
 
-    async def connect(self) -> None:
+    async def send_opening(self) -> None:
         await self._end.send_input({"type": "websocket.connect"})
+
+    async def connect(self) -> None:
+        await self.send_opening()
         assert (await self.receive())["type"] == "websocket.accept"
 
     async def send_json(self, content: object) -> None:
@@ -70,15 +85,15 @@ class Socket:
 
 
 async def opened(user: User | None) -> Socket:
-    headers = []
-    if user is not None:
-        client = Client()
-        await client.aforce_login(user)
-        name = settings.SESSION_COOKIE_NAME
-        headers.append((b"cookie", f"{name}={client.cookies[name].value}".encode()))
-    socket = Socket(headers)
+    socket = Socket([] if user is None else [await login_cookie(Client(), user)])
     await socket.connect()
     return socket
+
+
+async def login_cookie(client: Client, user: User) -> tuple[bytes, bytes]:
+    await client.aforce_login(user)
+    name = settings.SESSION_COOKIE_NAME
+    return b"cookie", f"{name}={client.cookies[name].value}".encode()
 
 
 async def subscribed(socket: Socket, *topics: str) -> set[str]:
@@ -98,6 +113,31 @@ async def test_whoever_is_not_logged_in_is_told_so() -> None:
     socket = await opened(None)
     closed = await socket.receive()
     assert (closed["type"], closed["code"]) == ("websocket.close", CLOSE_NOT_LOGGED_IN)
+
+
+class QuickConsumer(LiveConsumer):
+    """Looks again so soon that a test need not wait."""
+
+    check_again_s = 0.1
+
+
+async def test_whoever_logs_out_hears_no_more() -> None:
+    scene: Scene = await scene_of()
+    client = Client()
+    cookie = await login_cookie(client, scene.organisation.vera)
+    route: Any = path("ws/live", QuickConsumer.as_asgi())  # type: ignore[arg-type]  # ASGI
+    socket = Socket([cookie], routes=[route])
+    await socket.connect()
+    await subscribed(socket, QUEUE_TOPIC)
+    await client.alogout()
+    closed = await socket.receive()
+    assert (closed["type"], closed["code"]) == ("websocket.close", CLOSE_NOT_LOGGED_IN)
+
+
+async def test_an_address_that_leads_nowhere_is_refused() -> None:
+    socket = Socket([], path="/ws/nowhere")
+    await socket.send_opening()
+    assert (await socket.receive())["type"] == "websocket.close"
 
 
 async def test_one_hears_of_ones_own_projects_and_of_what_is_open_to_all() -> None:

@@ -115,7 +115,11 @@ def _password() -> str:
 
 
 def _write_logins(file: Path, logins: dict[str, str]) -> None:
-    lines = "".join(f"  {name:<8} {password}\n" for name, password in logins.items())
+    about = {item.person: f"researcher, project {item.title}" for item in demo.PROJECTS}
+    lines = "".join(
+        f"  {name:<8} {password:<14} {about.get(name, 'administrator')}\n"
+        for name, password in logins.items()
+    )
     descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w") as output:
         output.write(f"Logins of the demonstration:\n{lines}")
