@@ -26,7 +26,8 @@ NOBODYS = uuid.UUID(int=1)
 
 pytestmark = pytest.mark.django_db
 
-PAGES = ("/", "/sessions", "/workloads", "/queue", "/nodes", "/projects", "/preferences")
+LISTS = ("/", "/sessions", "/workloads", "/queue", "/nodes", "/projects", "/idle")
+PAGES = (*LISTS, "/preferences", "/live", "/analytics", "/cost")
 ADMIN_PAGES = ("/cycles",)
 HTMX = {"HX-Request": "true"}
 
@@ -75,7 +76,8 @@ def test_every_page_opens_for_everybody_in_both_languages(
 
 def test_a_strangers_pages_name_nobodys_work(scene: Scene) -> None:
     client = browser(scene.stranger)
-    for path in ("/", "/workloads", "/queue", "/nodes/sim-t4-1", "/projects"):
+    strangers = ("/", "/workloads", "/queue", "/nodes/sim-t4-1", "/projects")
+    for path in (*strangers, "/live", "/idle"):
         page = text_of(client.get(path))
         for name in ("explore", "borrower", "too-much", "Vision", "vision,", "lena"):
             assert name not in page, (path, name)
@@ -267,7 +269,7 @@ def test_times_are_shown_in_the_readers_zone(scene: Scene) -> None:
 # ---------------------------------------------------------------- fragments and their price
 
 
-@pytest.mark.parametrize("path", PAGES[:-1])
+@pytest.mark.parametrize("path", LISTS)
 def test_htmx_gets_the_content_alone(scene: Scene, path: str) -> None:
     client = browser(scene.admin)
     fragment = client.get(path, headers=HTMX)
