@@ -16,6 +16,7 @@ from scheduling.views import (
     projects,
     queue,
     sessions,
+    why,
 )
 from scheduling.views import workload as workload_views
 from scheduling.views import workloads as list_views
@@ -31,6 +32,7 @@ urlpatterns = [
     path("workloads/new", form_views.new_training, name="new-training"),
     path("workloads/preview", form_views.preview, name="preview"),
     path("workloads/<uuid:workload_id>", workload_views.workload, name="workload"),
+    path("workloads/<uuid:workload_id>/why", why.why_workload, name="why-workload"),
     path("workloads/<uuid:workload_id>/series", workload_views.series, name="workload-series"),
     path("workloads/<uuid:workload_id>/stop", workload_views.stop, name="stop"),
     path("workloads/<uuid:workload_id>/retry", workload_views.retry, name="retry"),
@@ -40,6 +42,7 @@ urlpatterns = [
     path("queue", queue.queue, name="queue"),
     path("projects", projects.projects, name="projects"),
     path("projects/<slug:name>", projects.project, name="project"),
+    path("projects/<slug:name>/why", why.why_project, name="why-project"),
     path("nodes", nodes.nodes, name="nodes"),
     path("nodes/<str:name>", nodes.node, name="node"),
     path("analytics", analytics.analytics, name="analytics"),

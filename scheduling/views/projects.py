@@ -13,7 +13,7 @@ from django.utils.translation import gettext as _
 from django.views.decorators.http import require_safe
 
 from projects import access
-from projects.models import Membership, Project
+from projects.models import Membership, Project, User
 from scheduling.live import QUEUE_TOPIC, project_topic
 from scheduling.models import WAITING_PHASES, Workload
 from scheduling.selectors import Holding, holdings
@@ -86,15 +86,26 @@ def sum_up(groups: list[list[Holding]]) -> list[Holding]:
     ]
 
 
+def find_project(user: User, name: str) -> Project:
+    """The project, if the person may see it.
+
+    Raises:
+        Http404: there is none.
+        PermissionDenied: the person is no member.
+    """
+    row = Project.objects.select_related("department").filter(name=name).first()
+    if row is None:
+        raise Http404
+    if not access.may_view_project(user, row.pk):
+        raise PermissionDenied(_("You are not a member of this project."))
+    return row
+
+
 @login_required
 @require_safe
 def project(request: PageRequest, name: str) -> HttpResponse:
     """One project: quota per node type, members, newest work."""
-    row = Project.objects.select_related("department").filter(name=name).first()
-    if row is None:
-        raise Http404
-    if not access.may_view_project(request.user, row.pk):
-        raise PermissionDenied(_("You are not a member of this project."))
+    row = find_project(request.user, name)
     context = {
         "topics": [project_topic(row.name)],
         "project": row,
