@@ -6,10 +6,11 @@ the caller plans anew. Each decision leaves a row that says why.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 
-from django.db import transaction
+from django.db import connection, transaction
 from django.db.models import F
 from django.utils import timezone
 
@@ -60,19 +61,16 @@ def apply_plan(taken: Taken, plan: Plan) -> None:
             case Start():
                 _start(row, decision, nodes, now)
             case Evict() | Move():
-                _evict(row, decision, rows, nodes, taken, now)
+                _evict(row, decision, nodes, taken, now)
             case Hold():
                 _hold(row, decision, plan, taken, nodes, now)
                 waiting.append(row)
-    Workload.objects.bulk_update(waiting, WAITING_FIELDS, batch_size=500)
+    _save_waiting(waiting)
     announce(*{topic for row in waiting for topic in topics_of(row)})
     _record_numbers(plan.numbers)
     PlannerStatus.objects.update_or_create(
         pk=PlannerStatus.ONLY, defaults={"finished_at": now, "failed_at": None, "error": ""}
     )
-
-
-WAITING_FIELDS = ("reason", "reason_at", "queue_position", "queue_length")
 
 
 def _is_known(decision: Decision, plan: Plan, taken: Taken) -> bool:
@@ -92,25 +90,45 @@ def _is_known(decision: Decision, plan: Plan, taken: Taken) -> bool:
 def _lock_touched(taken: Taken, decisions: Sequence[Decision]) -> dict[WorkloadId, Workload]:
     """Rows of these decisions, locked in the order of their ids.
 
+    What only waits is as the snapshot read it, which the generation proves; what starts or stops
+    is read whole.
+
     Raises:
         StalePlanError: one was changed, or is gone.
     """
     ids = {decision.workload for decision in decisions}
-    rows = {
-        WorkloadId(str(row.pk)): row
-        for row in Workload.objects.select_for_update(no_key=True, of=("self",))
-        .select_related(
-            "project", "owner", "current__node__zone", "claimant__project", "hold__node"
-        )
-        .filter(pk__in=ids)
-        .order_by("pk")
-    }
-    stale = [
-        key for key in ids if key not in rows or rows[key].generation != taken.rows[key].generation
-    ]
+    locked = Workload.objects.select_for_update(no_key=True).filter(pk__in=ids).order_by("pk")
+    found = {str(pk): generation for pk, generation in locked.values_list("pk", "generation")}
+    stale = [key for key in ids if found.get(key) != taken.rows[key].generation]
     if stale:
         raise StalePlanError(", ".join(sorted(stale)))
-    return rows
+    acting = {item.workload for item in decisions if not isinstance(item, Hold)}
+    whole = Workload.objects.select_related(
+        "project", "owner", "current__node__zone", "claimant__project", "hold__node"
+    )
+    return {
+        **{key: taken.rows[key] for key in ids - acting},
+        **{WorkloadId(str(row.pk)): row for row in whole.filter(pk__in=acting)},
+    }
+
+
+def _save_waiting(rows: Sequence[Workload]) -> None:
+    """Write why these wait. One prepared statement: a long queue changes as a whole."""
+    with connection.cursor() as cursor:
+        cursor.executemany(
+            "UPDATE scheduling_workload SET reason = %s::jsonb, reason_at = %s,"
+            " queue_position = %s, queue_length = %s WHERE id = %s",
+            [
+                (
+                    json.dumps(row.reason),
+                    row.reason_at,
+                    row.queue_position,
+                    row.queue_length,
+                    row.pk,
+                )
+                for row in rows
+            ],
+        )
 
 
 def _start(row: Workload, decision: Start, nodes: Mapping[str, Node], now: datetime) -> None:
@@ -176,7 +194,6 @@ def _allocate(
 def _evict(
     row: Workload,
     decision: Evict | Move,
-    rows: Mapping[WorkloadId, Workload],
     nodes: Mapping[str, Node],
     taken: Taken,
     now: datetime,
@@ -188,7 +205,7 @@ def _evict(
     attempt = row.current
     if attempt is None:
         raise StalePlanError(str(row.pk))
-    claimant = rows.get(decision.claimant) if decision.claimant else None
+    claimant = taken.rows.get(decision.claimant) if decision.claimant else None
     last = Checkpoint.objects.filter(workload=row, is_kept=True).first()
     details = {
         **decision.reason.details,
@@ -220,7 +237,7 @@ def _hold(
     nodes: Mapping[str, Node],
     now: datetime,
 ) -> None:
-    """Say why it waits and what is kept for it; the caller saves `WAITING_FIELDS`."""
+    """Say why it waits and what is kept for it; the caller saves it."""
     if decision.held:
         _keep(row, _only(decision.held), nodes, taken, now)
     elif held_by(row) is not None:
