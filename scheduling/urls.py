@@ -33,6 +33,7 @@ urlpatterns = [
     path("workloads/preview", form_views.preview, name="preview"),
     path("workloads/<uuid:workload_id>", workload_views.workload, name="workload"),
     path("workloads/<uuid:workload_id>/why", why.why_workload, name="why-workload"),
+    path("workloads/<uuid:workload_id>/what-if", why.what_if, name="what-if"),
     path("workloads/<uuid:workload_id>/series", workload_views.series, name="workload-series"),
     path("workloads/<uuid:workload_id>/stop", workload_views.stop, name="stop"),
     path("workloads/<uuid:workload_id>/retry", workload_views.retry, name="retry"),

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from django.contrib.auth.decorators import login_required
 from django.http import HttpResponse
+from django.shortcuts import render
 from django.utils.text import capfirst
 from django.utils.translation import gettext as _
 from django.views.decorators.http import require_safe
@@ -24,6 +25,7 @@ from projects.node_types import allowed_node_types
 from scheduling import formats, texts
 from scheduling.core import types as core
 from scheduling.core.outlook import GivingWay, Holder, Outlook, ShareStep
+from scheduling.core.types import WHOLE_GPU_MILLI
 from scheduling.core.what_if import on_node_type, smaller_requests, starts_as, with_request
 from scheduling.live import project_topic, workload_topic
 from scheduling.models import WAITING_PHASES, Workload
@@ -167,10 +169,20 @@ def why_workload(request: PageRequest, workload_id: uuid.UUID) -> HttpResponse:
         "numbers": numbers(row.reason) if is_waiting else [],
         "per_node_type": texts.per_node_type(row.reason) if is_waiting else [],
         "condition": condition(row.reason) if is_waiting else "",
-        "what_ifs": list(what_ifs(taken, now_s, row, request.user)) if is_waiting else [],
         "types": _types(request.user, row.project, taken, now_s, types if row.num_devices else []),
     }
     return page(request, "scheduling/why.html", context)
+
+
+@login_required
+@require_safe
+def what_if(request: PageRequest, workload_id: uuid.UUID) -> HttpResponse:
+    """A part of the page that comes later, since on a large cluster each question takes long."""
+    row = find_workload(request.user, workload_id)
+    found: list[WhatIf] = []
+    if row.phase in WAITING_PHASES:
+        found = list(what_ifs(take_snapshot(), time.time(), row, request.user))
+    return render(request, "scheduling/_what_ifs.html", {"what_ifs": found})
 
 
 @login_required
@@ -294,11 +306,11 @@ def what_ifs(taken: Taken, now_s: float, row: Workload, user: User) -> Iterator[
         return
     deadline = time.monotonic() + WHAT_IF_BUDGET_S
     may_submit = access.may_submit(user, row.project_id)
-    for gpu in smaller_requests(mine.gpu):
+    for gpu in _smaller(mine, row):
         if time.monotonic() > deadline:
             return
         if starts_as(snapshot, policy, now_s, with_request(mine, gpu)):
-            milli = gpu.num_devices * (gpu.milli_per_device or 0)
+            milli = _total_milli(gpu)
             sentence = _("With %(gpu)s it would start now") % {"gpu": gpu_text(milli)}
             yield WhatIf(sentence, _form(row, may_submit, id="smaller", gpu_milli=milli))
             break
@@ -312,6 +324,20 @@ def what_ifs(taken: Taken, now_s: float, row: Workload, user: User) -> Iterator[
             yield WhatIf(
                 sentence, _form(row, may_submit, id="choose_node_type", node_type=item.name)
             )
+
+
+def _smaller(mine: core.Workload, row: Workload) -> list[core.GpuRequest]:
+    """Round smaller requests, and the amount that the planner itself named; largest first."""
+    found = set(smaller_requests(mine.gpu))
+    for offer in row.reason.get("offers") or ():
+        milli = offer.get("gpu_milli")
+        if offer.get("id") == "smaller" and isinstance(milli, int) and 0 < milli < WHOLE_GPU_MILLI:
+            found.add(core.GpuRequest(1, milli))
+    return sorted(found, key=lambda gpu: (_total_milli(gpu), gpu.num_devices), reverse=True)
+
+
+def _total_milli(gpu: core.GpuRequest) -> int:
+    return gpu.num_devices * (gpu.milli_per_device or 0)
 
 
 def _form(row: Workload, may_submit: bool, **offer: object) -> str:

@@ -131,8 +131,8 @@ def test_names_of_others_stay_hidden(scene: Scene) -> None:
 
 
 def test_who_may_not_see_a_workload_or_project_may_not_ask_why(scene: Scene) -> None:
-    paths = (f"/workloads/{scene.session.pk}/why", "/projects/vision/why")
-    for path in paths:
+    own = f"/workloads/{scene.session.pk}"
+    for path in (f"{own}/why", f"{own}/what-if", "/projects/vision/why"):
         assert browser(scene.stranger).get(path).status_code == 403
         assert browser(scene.organisation.lena).get(path).status_code == 403
         assert browser(scene.organisation.max).get(path).status_code == 200
@@ -168,13 +168,16 @@ def test_what_waits_has_its_numbers_its_place_and_what_would_have_to_happen(scen
 
 
 def test_a_smaller_request_is_offered_only_where_the_planner_would_start_it(scene: Scene) -> None:
-    """Of vision's quota 0.167 is left: an eighth fits, a quarter does not."""
+    """Of vision's quota 0.167 is left: a quarter does not fit."""
     offers = list(what_ifs(take_snapshot(), time.time(), scene.refused, scene.organisation.vera))
     sentences = [offer.sentence for offer in offers]
-    assert sentences == ["With 0.125 GPU it would start now", "On V100 it would start now"]
-    assert "gpu_milli=125" in offers[0].url
+    assert sentences == ["With 0.167 GPU it would start now", "On V100 it would start now"]
+    assert "gpu_milli=167" in offers[0].url
     assert "node_type=v100" in offers[1].url
     page = why(scene.organisation.vera, f"/workloads/{scene.refused.pk}/why")
+    part = f"/workloads/{scene.refused.pk}/what-if"
+    assert f'hx-get="{part}"' in page
+    page = why(scene.organisation.vera, part)
     assert page.count("data-what-if") == 2
     for offer in offers:
         assert offer.url.replace("&", "&amp;") in page
@@ -203,14 +206,17 @@ def test_nothing_is_offered_where_nothing_would_start(scene: Scene) -> None:
     submitted(whole, vera)
     run_cycle()
     assert not list(what_ifs(take_snapshot(), time.time(), scene.refused, scene.organisation.vera))
-    page = why(scene.organisation.vera, f"/workloads/{scene.refused.pk}/why")
+    page = why(scene.organisation.vera, f"/workloads/{scene.refused.pk}/what-if")
     assert "data-what-if" not in page
+    assert "data-no-what-if" in page
 
 
 def test_who_may_only_look_gets_no_link_to_the_form(scene: Scene) -> None:
     offers = list(what_ifs(take_snapshot(), time.time(), scene.refused, scene.admin))
     assert [offer.url for offer in offers] == ["", ""]
-    assert "clone=" not in why(scene.admin, f"/workloads/{scene.refused.pk}/why")
+    part = why(scene.admin, f"/workloads/{scene.refused.pk}/what-if")
+    assert part.count("data-what-if") == 2
+    assert "clone=" not in part
 
 
 def test_work_without_gpus_says_that_none_are_concerned(scene: Scene) -> None:
@@ -223,7 +229,8 @@ def test_work_without_gpus_says_that_none_are_concerned(scene: Scene) -> None:
 
 
 def test_more_projects_and_work_cost_no_more_queries(scene: Scene) -> None:
-    paths = (f"/workloads/{scene.refused.pk}/why", "/projects/vision/why")
+    paths = [f"/workloads/{scene.refused.pk}/{part}" for part in ("why", "what-if")]
+    paths.append("/projects/vision/why")
     client = browser(scene.admin)
 
     def num_queries(path: str) -> int:
