@@ -88,7 +88,7 @@ def run(query: Query, viewer: User, now: datetime) -> Answer:
         for start, end, is_partial in zip(edges[:-1], edges[1:], query.partial, strict=True)
     )
     if query.metric.form is Form.ENDED:
-        found = ended.statistics(query, seen)
+        found = ended.statistics(query, seen, now)
         whole = found.pop(Named(WHOLE, _("All")))
         series = [Series(n.key, n.label, v, t) for n, (v, t) in found.items()]
         return Answer(

@@ -14,7 +14,7 @@ from django.utils.translation import gettext as _
 from projects.access import memberships_of, visible_projects
 from projects.models import NodeType, Project, Role, User, WorkloadKind
 from scheduling.analytics.measures import Scope
-from scheduling.analytics.metrics import SCOPES, Form, Group
+from scheduling.analytics.metrics import SCOPES, Group
 from scheduling.analytics.query import Query, QueryError, Wrong
 from scheduling.models import Node
 
@@ -116,7 +116,7 @@ def of(query: Query, viewer: User) -> Sight:
     managed = frozenset(
         memberships_of(viewer).filter(role=Role.MANAGER).values_list("project", flat=True)
     )
-    by_person = query.group_by in _BY_PERSON or query.metric.form is Form.ENDED
+    by_person = query.group_by in _BY_PERSON
     if query.group_by is Group.NODE or not (by_person or managed):
         _refuse(query.group_by, ", ".join(_BY_PERSON))
     return Sight(

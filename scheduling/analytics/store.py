@@ -10,6 +10,7 @@ numbers are the same.
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
@@ -20,8 +21,9 @@ from django.db import connection, transaction
 from django.db.models import Min
 from psycopg import sql
 
-from scheduling.analytics import facts
-from scheduling.analytics.intervals import Floats
+from scheduling.analytics import events, facts
+from scheduling.analytics.events import Source
+from scheduling.analytics.intervals import Floats, Ints
 from scheduling.analytics.measures import NO_PROJECT, QUARTER_S, Measure, Scope
 from scheduling.analytics.usage import Signals, Sums, integrate, no_signals, quarter_edges
 from scheduling.models import (
@@ -171,21 +173,26 @@ def _keep(day: date, now: datetime) -> bool:
             return False
     since = _midnight(day)
     sums = compute(since, since + DAY, now)
+    happened = events.read(since, since + DAY)
     UsageVector.objects.filter(day=day).delete()
-    _copy("usagevector", "day", day, sums)
+    _copy("usagevector", "day", day, [*sums.items(), *happened.items()])
     UsageDay.objects.update_or_create(day=day, defaults={"computed_at": now})
     _forget_month(_month_of(day))
     return True
 
 
-def _copy(table: str, column: str, moment: date, sums: Sums) -> None:
+# (scope, measure or source, project, key) and values.
+Kept = Iterable[tuple[tuple[Scope, int, int, str], Floats]]
+
+
+def _copy(table: str, column: str, moment: date, kept: Kept) -> None:
     names = f"scope, measure, {column}, project_id, key, values"
     statement = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT BINARY)").format(
         sql.Identifier(f"scheduling_{table}"), sql.SQL(names)
     )
     with connection.cursor() as cursor, cursor.copy(statement) as copy:
         copy.set_types(["int2", "int2", "date", "int4", "varchar", "bytea"])
-        for (scope, measure, project, key), row in sorted(sums.items(), key=lambda item: item[0]):
+        for (scope, measure, project, key), row in sorted(kept, key=lambda item: item[0]):
             copy.write_row((int(scope), int(measure), moment, project, key, row.tobytes()))
 
 
@@ -225,8 +232,24 @@ def _keep_month(month: date, now: datetime) -> None:
                 (scope, measure, project, key): row
                 for (project, key), row in zip(table.groups, table.values, strict=True)
             }
-            _copy("usagemonthvector", "month", month, sums)
+            _copy("usagemonthvector", "month", month, sums.items())
+        _keep_events_of_month(scope, month, days)
     UsageMonth.objects.create(month=month, computed_at=now)
+
+
+def _keep_events_of_month(scope: Scope, month: date, days: Sequence[date]) -> None:
+    for source in Source:
+        together: dict[tuple[Scope, Source, int, str], list[bytes]] = defaultdict(list)
+        for is_total in (False, True):
+            rows = _rows("usagevector", "day", (scope, is_total), [source], days)
+            for _source, _day, project, key, data in rows:
+                together[scope, source, project, key].append(data)
+        _copy(
+            "usagemonthvector",
+            "month",
+            month,
+            [(name, np.frombuffer(b"".join(parts))) for name, parts in together.items()],
+        )
 
 
 def _forget_month(month: date) -> None:
@@ -305,6 +328,60 @@ def read(
         measure: Table(table.groups, table.values[:, skipped : skipped + count])
         for measure, table in tables.items()
     }
+
+
+@dataclass(frozen=True, slots=True)
+class Happened:
+    """Events of many groups.
+
+    Attributes:
+        group: Number of each event's group.
+        values: Shape (events, 3): moment, value, weight.
+    """
+
+    group: Ints
+    values: Floats
+
+
+def read_events(
+    scope: Scope,
+    source: Source,
+    period: tuple[datetime, datetime],
+    now: datetime,
+    *,
+    is_total: bool,
+) -> tuple[tuple[tuple[int, str], ...], Happened]:
+    """Groups as (project, key), and what ended in each; a little more than the period."""
+    since, until = period
+    first_day, last_day = since.astimezone(UTC).date(), (until - QUARTER).astimezone(UTC).date()
+    days = [first_day + n * DAY for n in range((last_day - first_day).days + 1)]
+    months = _kept_months(days)
+    in_months = {day for month in months for day in _days_of(month)}
+    days = [day for day in days if day not in in_months]
+    kept = _kept(days, now) if days else set()
+    kept_as = (scope, is_total)
+    parts: list[tuple[int, str, bytes]] = []
+    for table, column, moments in (
+        ("usagemonthvector", "month", months),
+        ("usagevector", "day", sorted(kept)),
+    ):
+        rows = _rows(table, column, kept_as, [source], moments)
+        parts += [(project, key, data) for _source, _moment, project, key, data in rows]
+    for day in _worth_computing(days, kept, now):
+        found = events.read(_midnight(day), _midnight(day) + DAY)
+        parts += [
+            (project, key, data.tobytes())
+            for (row_scope, row_source, project, key), data in found.items()
+            if (row_scope, row_source) == (scope, source) and (project == NO_PROJECT) == is_total
+        ]
+    numbers: dict[tuple[int, str], int] = {}
+    group = [numbers.setdefault((project, key), len(numbers)) for project, key, _ in parts]
+    counts = [len(data) // _EVENT_BYTES for _, _, data in parts]
+    values = np.frombuffer(b"".join(data for _, _, data in parts)).reshape(-1, 3)
+    return tuple(numbers), Happened(np.repeat(np.array(group, dtype=np.int64), counts), values)
+
+
+_EVENT_BYTES = 3 * 8
 
 
 def _kept_months(days: Sequence[date]) -> list[date]:
@@ -397,7 +474,7 @@ def _rows(
     table: str,
     column: str,
     kept_as: tuple[Scope, bool],
-    measures: Iterable[Measure],
+    measures: Iterable[Measure | Source],
     moments: Sequence[date],
 ) -> Iterator[tuple[int, date, int, str, bytes]]:
     """Kept rows of these days or months.

@@ -77,6 +77,7 @@ class Attempt(models.Model):
 
     class Meta:
         ordering = ("workload", "number")
+        indexes: ClassVar = [models.Index(fields=["ended_at"], name="attempt_end")]
         constraints: ClassVar = [
             models.UniqueConstraint(fields=["workload", "number"], name="attempt_number_unique"),
             models.UniqueConstraint(

@@ -171,6 +171,7 @@ class Workload(models.Model):
                 condition=~Q(phase__in=["stopped", "completed", "failed"]),
             ),
             models.Index(fields=["owner", "-submitted_at"], name="workload_owner"),
+            models.Index(fields=["ended_at"], name="workload_end"),
         ]
         constraints: ClassVar = [
             models.UniqueConstraint(
@@ -250,6 +251,7 @@ class Wait(models.Model):
 
     class Meta:
         ordering = ("started_at",)
+        indexes: ClassVar = [models.Index(fields=["ended_at"], name="wait_end")]
         constraints: ClassVar = [
             models.UniqueConstraint(
                 fields=["workload"], condition=Q(ended_at__isnull=True), name="wait_one_open"

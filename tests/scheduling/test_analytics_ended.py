@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 
 from projects.models import User
-from scheduling.analytics import answer, query
+from scheduling.analytics import answer, query, store
 from scheduling.models import Checkpoint, Node, Phase
 from tests.factories import make_member, make_node_type, make_project
 from tests.scheduling import history
@@ -57,6 +57,25 @@ def test_percentiles_are_those_of_the_values(node: Node, vera: User) -> None:
     assert found.total == 60.0, "of all eleven, not the mean of the days"
     assert ask(vera, "wait_s_p90").whole.values[0] == pytest.approx(91.0)
     assert ask(vera, "run_s_p50").whole.values == (1000.0, 1000.0)
+
+
+def test_kept_days_and_months_tell_the_same(node: Node, vera: User, sergey: User) -> None:
+    for wait_s in (10, 30, 80):
+        run(vera, node, wait_s, 1000)
+        run(sergey, node, 2 * wait_s, 500, day=11)
+
+    def everything() -> list[answer.Answer]:
+        return [
+            ask(vera, metric, group_by=group)
+            for metric in ("wait_s_p90", "expansion_factor", "cost_per_training", "preemptions")
+            for group in ("total", "project", "user")
+        ]
+
+    before = everything()
+    store.keep_days(NOW)
+    assert everything() == before
+    store.keep_months(NOW)
+    assert everything() == before
 
 
 def test_ratios_are_those_of_sums(node: Node, vera: User) -> None:
