@@ -18,7 +18,7 @@ from datetime import UTC, date, datetime, timedelta
 import numpy as np
 import psycopg
 from django.db import connection, transaction
-from django.db.models import Min
+from django.db.models import F, Min
 from psycopg import sql
 
 from scheduling.analytics import events, facts
@@ -27,6 +27,7 @@ from scheduling.analytics.intervals import Floats, Ints
 from scheduling.analytics.measures import NO_PROJECT, QUARTER_S, Measure, Scope
 from scheduling.analytics.usage import Signals, Sums, integrate, no_signals, quarter_edges
 from scheduling.models import (
+    Attempt,
     CapacityInterval,
     UsageDay,
     UsageMonth,
@@ -132,7 +133,7 @@ def _outdated(now: datetime) -> Iterator[date]:
     if first is None:
         return
     kept = dict(UsageDay.objects.values_list("day", "computed_at"))
-    late = _days_rolled_late(kept, now)
+    late = _days_rolled_late(kept, now) | _days_ended_late(kept, now)
     day, today = first.astimezone(UTC).date(), now.astimezone(UTC).date()
     while day <= today:
         computed_at = kept.get(day)
@@ -153,6 +154,20 @@ def _days_rolled_late(kept: dict[date, datetime], now: datetime) -> set[date]:
     for at, rolled_at in rows.values_list("at", "rolled_at").iterator():
         for day in {(at + offset).astimezone(UTC).date() for offset in (-QUARTER, QUARTER)}:
             if day in kept and rolled_at > kept[day]:
+                late.add(day)
+    return late
+
+
+def _days_ended_late(kept: dict[date, datetime], now: datetime) -> set[date]:
+    """Days in which an attempt ended of which we learnt after their sums were made."""
+    rows = Attempt.objects.filter(
+        ended_at__gt=now - LATEST, ended_at__lt=F("allocation__ended_at") - SETTLES_AFTER
+    )
+    late: set[date] = set()
+    for ended_at, learnt_at in rows.values_list("ended_at", "allocation__ended_at"):
+        if ended_at is not None and learnt_at is not None:
+            day = ended_at.astimezone(UTC).date()
+            if day in kept and learnt_at > kept[day]:
                 late.add(day)
     return late
 

@@ -11,7 +11,7 @@ from scheduling.analytics import answer, query, store
 from scheduling.models import Checkpoint, Node, Phase
 from tests.factories import make_member, make_node_type, make_project
 from tests.scheduling import history
-from tests.scheduling.history import Cluster, at, ended, held, waited
+from tests.scheduling.history import HOUR, Cluster, at, ended, held, waited
 
 NOW = at("2026-06-01 00:00")
 S = timedelta(seconds=1)
@@ -76,6 +76,21 @@ def test_kept_days_and_months_tell_the_same(node: Node, vera: User, sergey: User
     assert everything() == before
     store.keep_months(NOW)
     assert everything() == before
+
+
+def test_an_end_that_we_learn_of_late_makes_its_day_anew(node: Node, vera: User) -> None:
+    project = vera.memberships.get().project
+    attempt = held(history.workload(project, vera), node, (NOW - 30 * HOUR, None), devices=1)
+    store.keep_days(NOW)
+    attempt.phase, attempt.ended_at = "ended", NOW - 28 * HOUR
+    attempt.save()
+    attempt.allocation.ended_at = NOW + HOUR
+    attempt.allocation.save()
+    later = NOW + 2 * HOUR
+    store.keep_days(later)
+    params = {"metric": "run_s_p50", "from": "2026-05-30", "to": "2026-06-01", "tz": "UTC"}
+    found = answer.run(query.read(params, later, vera), vera, later)
+    assert found.whole.total == 2 * 3600
 
 
 def test_ratios_are_those_of_sums(node: Node, vera: User) -> None:
