@@ -203,7 +203,14 @@ class Accounts:
         for account in self.by_id.values():
             account.allocatable = [_allocatable(account, r) for r in range(len(account.fair))]
 
-    def _divide(self, siblings: Sequence[Account], r: int, capacity: int) -> None:
+    def _divide(
+        self, siblings: Sequence[Account], r: int, capacity: int, *, has_surplus: bool = True
+    ) -> None:
+        """Divide among siblings, then each one's share among its children.
+
+        Where more is promised than there is, what children leave of their parent's quota is no
+        surplus: it does not exist.
+        """
         wants = [
             Want(
                 id=account.id,
@@ -215,12 +222,18 @@ class Accounts:
             )
             for account in siblings
         ]
-        for account, share in zip(
-            siblings, divide(capacity, wants, self.resources.units[r]), strict=True
-        ):
+        unit = self.resources.units[r]
+        shares = divide(capacity, wants, unit, has_surplus=has_surplus)
+        promised = sum(
+            share
+            for account, share in zip(siblings, shares, strict=True)
+            if account.quota[r] is not None
+        )
+        is_covered = has_surplus and promised <= capacity
+        for account, share in zip(siblings, shares, strict=True):
             account.fair[r] = share
             if account.children:
-                self._divide(account.children, r, share)
+                self._divide(account.children, r, share, has_surplus=is_covered)
 
     def numbers(self) -> Mapping[ProjectId, Mapping[ResourceKey, ProjectNumbers]]:
         """What pages show of every project."""

@@ -51,7 +51,12 @@ class _Part:
 
 
 def divide(
-    capacity: int, wants: Sequence[Want], unit: int, *, history_factor_milli: int = 0
+    capacity: int,
+    wants: Sequence[Want],
+    unit: int,
+    *,
+    history_factor_milli: int = 0,
+    has_surplus: bool = True,
 ) -> list[int]:
     """Fair share of each want, in the order given.
 
@@ -59,6 +64,7 @@ def divide(
         capacity: To be divided, >= 0.
         wants: One per sibling.
         unit: The surplus is handed out in whole units where more than that is wanted.
+        has_surplus: False gives quotas only.
         history_factor_milli: How much past use counts, k in thousandths; 0 ignores it.
 
     Returns:
@@ -69,7 +75,7 @@ def divide(
     """
     parts = [_Part(w, min(capacity if w.quota is None else w.quota, w.request)) for w in wants]
     pot = capacity - sum(part.given for part in parts)
-    if pot > 0:
+    if pot > 0 and has_surplus:
         weighted = [part for part in parts if part.want.weight > 0 and part.missing > 0]
         weighted.sort(key=lambda part: (-part.want.priority, part.want.created, part.want.id))
         for _, bucket in groupby(weighted, key=lambda part: part.want.priority):

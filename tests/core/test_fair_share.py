@@ -107,6 +107,11 @@ def test_all_strengths_zero_leaves_the_pot_to_settlement() -> None:
     assert divide(1000, wants, GPU, history_factor_milli=1_000_000) == [1000]
 
 
+def test_quotas_only() -> None:
+    wants = [want("a", 3000, 1000), want("b", 500, 2000)]
+    assert divide(8000, wants, GPU, has_surplus=False) == [1000, 500]
+
+
 amounts = st.integers(0, 9000)
 wants_lists = st.lists(
     st.builds(
