@@ -165,7 +165,7 @@ class SquaresConsumer(AsyncWebsocketConsumer):
         if self.sender is not None:
             self.sender.cancel()
         if self.viewer is not None:
-            self.board.leave(self.viewer)
+            await self.board.leave(self.viewer)
 
     async def receive(self, text_data: str | None = None, bytes_data: bytes | None = None) -> None:
         now = time.monotonic()

@@ -16,6 +16,7 @@ see. `use` is that of `squares.Use`; null is no data.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import weakref
@@ -87,28 +88,31 @@ class Board:
     _changed_use: dict[int, str] = field(default_factory=dict)
     _parts_version: dict[int, int] = field(default_factory=dict)
     _heard_version: dict[int, int] = field(default_factory=dict)
-    _task: asyncio.Task[None] | None = None
+    _reader: asyncio.Task[None] | None = None
+    _is_over: asyncio.Event = field(default_factory=asyncio.Event)
 
     # ------------------------------------------------------------ who looks
 
     def join(self, viewer: Viewer) -> None:
         """From now on the viewer is told of news; the first one starts the reading."""
         self.viewers.add(viewer)
-        if self._task is None or self._task.done():
-            self._task = asyncio.create_task(self._read())
+        if self._reader is None or self._reader.done():
+            self._is_over = asyncio.Event()
+            self._reader = asyncio.create_task(self._read(self._is_over))
 
-    def leave(self, viewer: Viewer) -> None:
-        """The last one ends the reading."""
+    async def leave(self, viewer: Viewer) -> None:
+        """The last one ends the reading, and waits until the database is left alone."""
         self.viewers.discard(viewer)
-        if not self.viewers and self._task is not None:
-            self._task.cancel()
-            self._task = None
+        if not self.viewers and self._reader is not None:
+            reader, self._reader = self._reader, None
+            self._is_over.set()
+            await reader
 
-    async def _read(self) -> None:
+    async def _read(self, is_over: asyncio.Event) -> None:
         """Read once a second, by the clock: a slow reading does not delay all later ones."""
         number, idle = 0, frozenset[int]()
         loop = asyncio.get_running_loop()
-        while True:
+        while not is_over.is_set():
             began = loop.time()
             try:
                 if number % IDLE_EVERY == 0:
@@ -119,7 +123,8 @@ class Board:
             except DatabaseError:
                 # The database restarts: pages keep what they show, its age tells.
                 logger.warning("the picture of all GPUs could not be read", exc_info=True)
-            await asyncio.sleep(max(0.0, began + PERIOD_S - loop.time()))
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(is_over.wait(), max(0.0, began + PERIOD_S - loop.time()))
 
     # ------------------------------------------------------------ what changed
 

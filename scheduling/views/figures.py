@@ -26,6 +26,8 @@ from scheduling.palette import GREY, Tint
 MAX_DRAWN = 12
 """So many groups are drawn by themselves; smaller ones are one."""
 SMALLER = "smaller"
+MANY = 60
+"""More points than this have small marks."""
 HEIGHT = 380
 _PALE, _FULL = 0.45, 1.0
 _QUARTER = timedelta(minutes=15)
@@ -71,84 +73,103 @@ def _sum(values: Sequence[float | None]) -> float | None:
 
 # `Any`: Plotly's figures are JSON of many shapes.
 def figure(answer: Answer, groups: Sequence[Drawn], unit: str) -> dict[str, Any]:
-    """The chart of an answer."""
+    """The chart of an answer.
+
+    Returns:
+        A figure, in which `shared` holds what all traces have alike: places in time are most of it.
+    """
+    columns = _columns(answer.buckets, answer.query.zone)
+    make = _bars if answer.query.metric.form is Form.SUM else _line
+    traces = [make(one) for one in groups]
+    built = go.Figure(data=traces, layout=_layout(answer, unit)).to_plotly_json()
+    shared: dict[str, Any] = {"customdata": columns.marks}
+    if make is _bars:
+        shared |= {"x": columns.starts, "width": columns.widths}
+        shared["marker"] = {"opacity": columns.opacities}
+    else:
+        size = 4 if len(answer.buckets) > MANY else 6
+        shared |= {"x": columns.middles, "marker": {"symbol": columns.symbols, "size": size}}
+    return {**built, "shared": shared}
+
+
+def _layout(answer: Answer, unit: str) -> go.Layout:
     zone = answer.query.zone
-    is_bars = answer.query.metric.form is Form.SUM
-    traces = [(_bars if is_bars else _line)(one, answer.buckets, zone) for one in groups]
-    built = go.Figure(
-        data=traces,
-        layout=go.Layout(
-            template=go.layout.Template(),
-            margin={"l": 56, "r": 8, "t": 8, "b": 44},
-            height=HEIGHT,
-            hovermode="x unified",
-            hoverlabel={"namelength": 28},
-            showlegend=False,
-            barmode="stack",
-            bargap=0,
-            xaxis={
-                "type": "date",
-                "range": [
-                    place(answer.query.since, zone).isoformat(),
-                    place(answer.query.until, zone).isoformat(),
-                ],
-            },
-            yaxis={
-                "title": {"text": unit},
-                "rangemode": "tozero",
-                "fixedrange": True,
-                "automargin": True,
-            },
-        ),
+    ends = [place(at, zone).isoformat() for at in (answer.query.since, answer.query.until)]
+    return go.Layout(
+        # Plotly's own template has colours of its own.
+        template=go.layout.Template(),
+        margin={"l": 56, "r": 8, "t": 8, "b": 44},
+        height=HEIGHT,
+        hovermode="x unified",
+        hoverlabel={"namelength": 28},
+        showlegend=False,
+        barmode="stack",
+        bargap=0,
+        xaxis={"type": "date", "range": ends},
+        yaxis={
+            "title": {"text": unit},
+            "rangemode": "tozero",
+            "fixedrange": True,
+            "automargin": True,
+        },
     )
-    return dict(built.to_plotly_json())
 
 
-def _bars(one: Drawn, buckets: Sequence[Bucket], zone: ZoneInfo) -> go.Bar:
+@dataclass(frozen=True, slots=True)
+class _Columns:
+    """What each bucket is, once for all groups."""
+
+    starts: list[str]
+    middles: list[str]
+    widths: list[float]
+    opacities: list[float]
+    symbols: list[str]
+    marks: list[str]
+
+
+def _columns(buckets: Sequence[Bucket], zone: ZoneInfo) -> _Columns:
     starts = [place(bucket.start, zone) for bucket in buckets]
     ends = [place(bucket.end, zone) for bucket in buckets]
-    widths = [
-        (end - start) / timedelta(milliseconds=1) for start, end in zip(starts, ends, strict=True)
-    ]
-    return go.Bar(
-        name=one.series.label,
-        x=[at.isoformat() for at in starts],
-        y=list(one.series.values),
-        width=widths,
-        offset=0,
-        marker={
-            "opacity": [_PALE if bucket.is_partial else _FULL for bucket in buckets],
-            "pattern": {"shape": one.tint.pattern},
-            "line": {"width": 0},
-        },
-        visible=not one.is_hidden,
-        **_common(one, buckets),
+    middles = [place(bucket.start + (bucket.end - bucket.start) / 2, zone) for bucket in buckets]
+    mark = " · " + pgettext("bucket", "not whole")
+    return _Columns(
+        starts=[at.isoformat() for at in starts],
+        middles=[at.isoformat() for at in middles],
+        widths=[
+            (end - start) / timedelta(milliseconds=1)
+            for start, end in zip(starts, ends, strict=True)
+        ],
+        opacities=[_PALE if bucket.is_partial else _FULL for bucket in buckets],
+        symbols=["circle-open" if bucket.is_partial else "circle" for bucket in buckets],
+        marks=[mark if bucket.is_partial else "" for bucket in buckets],
     )
 
 
-def _line(one: Drawn, buckets: Sequence[Bucket], zone: ZoneInfo) -> go.Scatter:
+def _bars(one: Drawn) -> go.Bar:
+    return go.Bar(
+        offset=0,
+        marker={"pattern": {"shape": one.tint.pattern}, "line": {"width": 0}},
+        **_common(one),
+    )
+
+
+def _line(one: Drawn) -> go.Scatter:
     """Each value stands in the middle of its bucket; what is not whole has a hollow mark."""
-    middles = [bucket.start + (bucket.end - bucket.start) / 2 for bucket in buckets]
-    symbols = ["circle-open" if bucket.is_partial else "circle" for bucket in buckets]
     return go.Scatter(
-        name=one.series.label,
-        x=[place(at, zone).isoformat() for at in middles],
-        y=list(one.series.values),
         mode="lines+markers",
         connectgaps=False,
         line={"width": 1.75, "dash": one.tint.dash},
-        marker={"size": 4 if len(buckets) > 60 else 6, "symbol": symbols},
-        visible=not one.is_hidden,
-        **_common(one, buckets),
+        **_common(one),
     )
 
 
-def _common(one: Drawn, buckets: Sequence[Bucket]) -> dict[str, Any]:
-    mark = " · " + pgettext("bucket", "not whole")
+def _common(one: Drawn) -> dict[str, Any]:
     return {
-        "customdata": [mark if bucket.is_partial else "" for bucket in buckets],
+        "name": one.series.label,
+        "y": [None if value is None else float(f"{value:.6g}") for value in one.series.values],
         "hovertemplate": "%{y:,.4~g}%{customdata}",
         "meta": {"series": one.tint.series, "key": one.series.key},
+        "visible": not one.is_hidden,
     }
 
 

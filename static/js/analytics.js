@@ -44,7 +44,7 @@
   const coloured = (trace) => {
     const color = colourOf(trace.meta);
     const marker = { ...trace.marker, color };
-    if (trace.type === "bar" && trace.marker.pattern.shape) {
+    if (trace.marker.pattern?.shape) {
       marker.pattern = { ...trace.marker.pattern, bgcolor: color, fgcolor: token("--bg"), size: 6, solidity: 0.35 };
     }
     return trace.line ? { ...trace, marker, line: { ...trace.line, color } } : { ...trace, marker };
@@ -67,6 +67,11 @@
   const start = (figure) => {
     const plot = figure.querySelector(".chart-plot");
     const data = JSON.parse(document.getElementById(figure.dataset.analytics).textContent);
+    data.data = data.data.map((trace) => ({
+      ...data.shared,
+      ...trace,
+      marker: { ...data.shared.marker, ...trace.marker },
+    }));
     const list = document.getElementById("series-list");
     const keys = data.data.map((trace) => trace.meta.key);
     const whole = data.layout.xaxis.range;

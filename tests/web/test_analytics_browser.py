@@ -129,6 +129,33 @@ def test_squares_follow_what_is_measured_and_pause(site: Site, past: Past) -> No
     assert visit.said == []
 
 
+REMEMBER_SOCKETS = """
+window.sockets = [];
+window.WebSocket = class extends WebSocket {
+  constructor(...parts) {
+    super(...parts);
+    window.sockets.push(this);
+  }
+};
+"""
+
+
+def test_after_a_dropped_connection_the_page_gets_what_it_missed(site: Site, past: Past) -> None:
+    visit = site.visit(past.admin, theme="light")
+    visit.page.add_init_script(REMEMBER_SOCKETS)
+    visit.go("/live")
+    is_open = "state => document.getElementById('squares-state').dataset.state === state"
+    visit.page.wait_for_function(is_open, arg="open", timeout=LOOK_MS)
+    visit.page.evaluate("window.sockets.at(-1).close()")
+    visit.page.wait_for_function(is_open, arg="away", timeout=LOOK_MS)
+    elsewhere(lambda: measure(50))
+    changed = f"square => ({USE})(square) === '11.0'"
+    visit.page.wait_for_function(changed, arg=".0", timeout=LOOK_MS)
+    visit.page.wait_for_function(is_open, arg="open", timeout=LOOK_MS)
+    assert visit.page.evaluate("window.sockets.length") == 2
+    assert visit.said == []
+
+
 def test_squares_change_as_something_is_held(site: Site, past: Past) -> None:
     visit = site.visit(past.vera, theme="dark")
     visit.go("/live")
