@@ -12,7 +12,7 @@ from celery import shared_task
 from django.utils import timezone
 
 from scheduling import outbox, relay_client
-from scheduling.analytics import store
+from scheduling.analytics import keeping
 from scheduling.cycle import run_cycle
 from scheduling.models import Command
 from scheduling.services.observation import watch_nodes
@@ -40,8 +40,8 @@ def dispatch() -> None:
 @shared_task(name="scheduling.keep_usage", ignore_result=True, time_limit=600)
 def keep_usage() -> None:
     """Sums of the running day, and of past days and months that lack them."""
-    store.keep_days(timezone.now())
-    store.keep_months(timezone.now())
+    keeping.keep_days(timezone.now())
+    keeping.keep_months(timezone.now())
 
 
 @shared_task(name="scheduling.watch_nodes", ignore_result=True, time_limit=60)

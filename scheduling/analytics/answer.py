@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 
 from projects.models import User
 from scheduling.analytics import ended, sight, store
+from scheduling.analytics.computing import HOUR, QUARTER, first_known
 from scheduling.analytics.intervals import Floats
 from scheduling.analytics.measures import Measure, Scope
 from scheduling.analytics.metrics import Form, Metric
-from scheduling.analytics.query import QUARTER, Query
+from scheduling.analytics.query import Query
 from scheduling.analytics.sight import OTHERS, UNALLOCATED, WHOLE, Named, Sight
 from scheduling.analytics.store import Table
 
@@ -105,7 +106,7 @@ def run(query: Query, viewer: User, now: datetime) -> Answer:
 def _from_sums(query: Query, seen: Sight, buckets: tuple[Bucket, ...], now: datetime) -> Answer:
     metric = query.metric
     # By hours where days and hours begin on one: most zones do, and months are kept so.
-    width = store.HOUR if all(at.minute == 0 for at in query.edges) else QUARTER
+    width = HOUR if all(at.minute == 0 for at in query.edges) else QUARTER
     period = query.since, query.until
     read = partial(store.read, period=period, now=now, bin_width=width)
     tables = read(seen.scope, metric.measures, is_total=seen.is_total)
@@ -125,7 +126,7 @@ def _from_sums(query: Query, seen: Sight, buckets: tuple[Bucket, ...], now: date
 
 def _known_buckets(query: Query, now: datetime) -> NDArray[np.bool_]:
     """Which buckets have anything known in them: not those before the first node ever reported."""
-    first = store.first_known()
+    first = first_known()
     return np.array(
         [
             first is not None and end > first and start < now

@@ -16,10 +16,9 @@ from django.utils.translation import gettext as _
 
 from projects.access import visible_projects
 from projects.models import Project, User
-from scheduling.analytics.measures import QUARTER_S
+from scheduling.analytics.computing import QUARTER
 from scheduling.analytics.metrics import METRICS, Group, Metric
 
-QUARTER = timedelta(seconds=QUARTER_S)
 MAX_PERIOD = timedelta(days=366)
 MAX_POINTS = 1000
 DEFAULT_PERIOD = timedelta(days=7)

@@ -15,6 +15,7 @@ from django.db.models import Count, F
 from projects.models import NodeType, Project
 from scheduling.analytics import store
 from scheduling.analytics.collectors import collectors
+from scheduling.analytics.computing import QUARTER
 from scheduling.analytics.measures import Measure, Scope
 from scheduling.models import Attempt, Checkpoint, ProjectUsage, Wait, Workload
 from scheduling.prometheus.exposition import Family, histogram
@@ -108,8 +109,8 @@ def _preemptions(month: datetime) -> Iterator[Family]:
 def _sums(month: datetime, now: datetime) -> Iterator[Family]:
     idle = Family("allot_idle_gpu_seconds_total", "counter", "GPU time held while idle, this month")
     cost = Family("allot_cost_total", "counter", "Cost of what was held, this month")
-    until = now + store.QUARTER
-    until -= (until - month) % store.QUARTER
+    until = now + QUARTER
+    until -= (until - month) % QUARTER
     tables = store.read(Scope.NODE_TYPE, (Measure.GPU_IDLE, Measure.COST), (month, until), now)
     projects = dict(Project.objects.values_list("pk", "name"))
     types = {str(pk): name for pk, name in NodeType.objects.values_list("pk", "name")}

@@ -19,7 +19,7 @@ from projects.models import (
     WorkloadKind,
 )
 from projects.quotas import set_gpu_quota
-from scheduling.analytics import answer, query, store
+from scheduling.analytics import answer, keeping, query
 from scheduling.analytics.answer import Answer, Series
 from scheduling.models import UsageDay, UsageMonthVector, UsageVector
 from telemetry.models import RolledQuarter
@@ -432,10 +432,10 @@ class TestKeptDays:
             ]
 
         before = everything()
-        assert store.keep_days(NOW) == 13
+        assert keeping.keep_days(NOW) == 13
         assert everything() == before
         assert UsageVector.objects.exists()
-        assert store.keep_days(NOW) == 2, "only the day that runs and the one not yet settled"
+        assert keeping.keep_days(NOW) == 2, "only the day that runs and the one not yet settled"
 
     def test_kept_months_say_the_same_in_zones_of_whole_hours(self, world: World) -> None:
         node = Cluster(at("2026-03-20")).node(world.t4, gpus=2)
@@ -463,24 +463,24 @@ class TestKeptDays:
                 for zone in ("Europe/Berlin", "Asia/Kathmandu")
             ]
 
-        store.keep_days(NOW)
+        keeping.keep_days(NOW)
         before = everything()
-        assert store.keep_months(NOW) == 2, "of May not all days are old enough"
+        assert keeping.keep_months(NOW) == 2, "of May not all days are old enough"
         assert UsageMonthVector.objects.exists()
         assert len(everything()) == len(before)
         for one, other in zip(everything(), before, strict=True):
             assert_same(one, other)
-        assert store.keep_months(NOW) == 0
+        assert keeping.keep_months(NOW) == 0
 
     def test_late_samples_make_a_day_anew(self, world: World) -> None:
         node = Cluster(at("2026-05-30")).node(world.t4, gpus=1)
         work = history.workload(world.vision, world.vera)
         held(work, node, span("2026-05-30 10:00", "2026-05-30 11:00"), devices=1)
-        store.keep_days(NOW)
+        keeping.keep_days(NOW)
         found = ask(world.admin, "utilisation", "2026-05-30", "2026-05-31").whole
         assert found.total is None
         measured(work, at("2026-05-30 10:00"), at("2026-05-30 11:00"), gpu_util_percent=70.0)
         RolledQuarter.objects.update(rolled_at=NOW + timedelta(seconds=1))
-        store.keep_days(NOW + timedelta(seconds=2))
+        keeping.keep_days(NOW + timedelta(seconds=2))
         assert ask(world.admin, "utilisation", "2026-05-30", "2026-05-31").whole.total == 70.0
         assert UsageDay.objects.count() == 3

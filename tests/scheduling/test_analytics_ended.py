@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 
 from projects.models import User
-from scheduling.analytics import answer, query, store
+from scheduling.analytics import answer, keeping, query
 from scheduling.models import Checkpoint, Node, Phase
 from tests.factories import make_member, make_node_type, make_project
 from tests.scheduling import history
@@ -72,22 +72,22 @@ def test_kept_days_and_months_tell_the_same(node: Node, vera: User, sergey: User
         ]
 
     before = everything()
-    store.keep_days(NOW)
+    keeping.keep_days(NOW)
     assert everything() == before
-    store.keep_months(NOW)
+    keeping.keep_months(NOW)
     assert everything() == before
 
 
 def test_an_end_that_we_learn_of_late_makes_its_day_anew(node: Node, vera: User) -> None:
     project = vera.memberships.get().project
     attempt = held(history.workload(project, vera), node, (NOW - 30 * HOUR, None), devices=1)
-    store.keep_days(NOW)
+    keeping.keep_days(NOW)
     attempt.phase, attempt.ended_at = "ended", NOW - 28 * HOUR
     attempt.save()
     attempt.allocation.ended_at = NOW + HOUR
     attempt.allocation.save()
     later = NOW + 2 * HOUR
-    store.keep_days(later)
+    keeping.keep_days(later)
     params = {"metric": "run_s_p50", "from": "2026-05-30", "to": "2026-06-01", "tz": "UTC"}
     found = answer.run(query.read(params, later, vera), vera, later)
     assert found.whole.total == 2 * 3600

@@ -14,7 +14,7 @@ from zoneinfo import ZoneInfo
 from django.utils import timezone
 
 from projects.models import User
-from scheduling.analytics import answer, query, store
+from scheduling.analytics import answer, keeping, query
 from scheduling.analytics.metrics import METRICS, Group
 from scheduling.management.benches.database import own_servers, sizes
 from scheduling.management.benches.figures import Bench, Report, figure, repeat
@@ -82,8 +82,8 @@ def _measure(options: Mapping[str, Any]) -> Report:
         built_s = time.monotonic() - started
         now = timezone.now()
         started = time.monotonic()
-        num_days = store.keep_days(now, budget_s=float("inf"))
-        store.keep_months(now)
+        num_days = keeping.keep_days(now, budget_s=float("inf"))
+        keeping.keep_months(now)
         kept_s = (time.monotonic() - started) / num_days
         _check(year, admin, now)
         figures = {}
