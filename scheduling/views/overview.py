@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from django.contrib.auth.decorators import login_required
+from django.db.models import Sum
 from django.http import HttpResponse
 from django.shortcuts import render
 from django.utils import timezone
@@ -11,8 +12,9 @@ from django.views.decorators.http import require_safe
 from projects import access
 from projects.models import Project, User
 from scheduling import selectors
+from scheduling.analytics import idle
 from scheduling.live import NODES_TOPIC, QUEUE_TOPIC
-from scheduling.models import Workload
+from scheduling.models import Allocation, Workload
 from scheduling.views.pages import PageRequest, page
 
 NUM_RECENT = 6
@@ -33,6 +35,7 @@ def overview(request: PageRequest) -> HttpResponse:
         "types": types,
         "total_milli": sum(item.total_milli for item in with_gpu),
         "allocated_milli": sum(item.allocated_milli for item in with_gpu),
+        "idle_milli": _idle_milli(),
         "counts": selectors.workload_counts(Workload.objects.all()),
         "wait": wait,
         "may_see_wait": wait is not None and access.may_view_workload(request.user, wait.workload),
@@ -41,6 +44,12 @@ def overview(request: PageRequest) -> HttpResponse:
         "now": timezone.now(),
     }
     return page(request, "scheduling/overview.html", context)
+
+
+def _idle_milli() -> int:
+    """GPUs that are held and do nothing; two queries."""
+    held = Allocation.objects.filter(pk__in=idle.found(timezone.now()))
+    return held.aggregate(idle=Sum("gpu_milli"))["idle"] or 0
 
 
 def _own_projects(user: User) -> list[Project]:

@@ -134,6 +134,12 @@ def test_buttons_do_something(world: World) -> None:
     assert main.count("<button") == 1
 
 
+def test_the_overview_says_how_much_is_idle_and_leads_here(world: World) -> None:
+    text = opened(world.vera, "/").content.decode()
+    tile = text.partition('<a class="tile" href="/idle">')[2].partition("</a>")[0]
+    assert '<span class="tile-value">0.5</span>' in tile
+
+
 def test_nobody_sees_it_without_logging_in() -> None:
     assert Client().get("/idle").status_code == 302
     assert Client().get("/idle/csv").status_code == 302
