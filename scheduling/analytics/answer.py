@@ -16,7 +16,7 @@ from scheduling.analytics import ended, sight, store
 from scheduling.analytics.computing import HOUR, QUARTER, first_known
 from scheduling.analytics.intervals import Floats
 from scheduling.analytics.measures import Measure, Scope
-from scheduling.analytics.metrics import Form, Metric
+from scheduling.analytics.metrics import Form, Group, Metric
 from scheduling.analytics.query import Query
 from scheduling.analytics.sight import OTHERS, UNALLOCATED, WHOLE, Named, Sight
 from scheduling.analytics.store import Table
@@ -90,16 +90,11 @@ def run(query: Query, viewer: User, now: datetime) -> Answer:
     )
     if query.metric.form is Form.ENDED:
         found = ended.statistics(query, seen, now)
-        whole = found.pop(Named(WHOLE, _("All")))
-        series = [Series(n.key, n.label, v, t) for n, (v, t) in found.items()]
-        return Answer(
-            query,
-            buckets,
-            _ordered(series),
-            Series(WHOLE, _("All"), *whole),
-            None,
-            seen.is_restricted,
-        )
+        told = [Series(name.key, name.label, *values) for name, values in found.items()]
+        whole = next(series for series in told if series.key == WHOLE)
+        if query.group_by is not Group.TOTAL:
+            told.remove(whole)
+        return Answer(query, buckets, _ordered(told), whole, None, seen.is_restricted)
     return _from_sums(query, seen, buckets, now)
 
 

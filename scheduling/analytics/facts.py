@@ -75,7 +75,6 @@ class Facts:
         gpu_quotas: (valid from, GPUs) by project and node type, ascending.
         cpu_quotas, memory_quotas: Likewise by project, in cores and GiB; None is not counted.
         requests: Cores that each workload asked for.
-        is_session: Kinds by workload, for what counts as idle.
     """
 
     since: datetime

@@ -110,6 +110,7 @@ def test_others_are_one_group_without_a_name(node: Node, vera: User, sergey: Use
 
 def test_of_nothing_a_count_is_zero_and_a_mean_is_no_data(node: Node, vera: User) -> None:
     assert ask(vera, "preemptions").whole.values == (0.0, 0.0)
+    assert ask(vera, "preemptions").series == (ask(vera, "preemptions").whole,)
     assert ask(vera, "wait_s_p50").whole.values == (None, None)
 
 
