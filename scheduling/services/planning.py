@@ -187,7 +187,8 @@ def _allocate(
             allocation=allocation,
             device=device,
             gpu_milli=placement.milli_per_device,
-            memory_mib=device.memory_mib * placement.milli_per_device // 1000,
+            # Asked for by memory, it gets just that: the thousandths are rounded up.
+            memory_mib=row.gpu_memory_mib or device.memory_mib * placement.milli_per_device // 1000,
         )
 
 

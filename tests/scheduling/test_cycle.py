@@ -345,3 +345,13 @@ def test_what_devices_hold_follows_the_allocations(organisation: Organisation) -
     Device.objects.update(allocated_milli=1000)
     run_cycle()
     assert allocated() == before
+
+
+def test_gpu_memory_asked_for_is_what_it_sees(organisation: Organisation) -> None:
+    row = submitted(
+        session_spec(organisation.vision, gpu_milli=None, gpu_memory_mib=4000), organisation.vera
+    )
+    run_cycle()
+    (part,) = DeviceAllocation.objects.filter(allocation__workload=row)
+    assert part.memory_mib == 4000
+    assert part.gpu_milli == -(-1000 * 4000 // 14917)
