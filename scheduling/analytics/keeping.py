@@ -33,8 +33,7 @@ from scheduling.analytics.computing import (
 from scheduling.analytics.events import Source
 from scheduling.analytics.intervals import Floats
 from scheduling.analytics.measures import Measure, Scope
-from scheduling.analytics.store import Collected, kept_rows, read_days
-from scheduling.analytics.usage import Sums
+from scheduling.analytics.store import MONTH_TYPE, Collected, kept_rows, read_days
 from scheduling.models import Attempt, UsageDay, UsageMonth, UsageMonthVector, UsageVector
 from telemetry.models import RolledQuarter
 
@@ -172,11 +171,11 @@ def _keep_month(month: date, now: datetime) -> None:
             read_days(scope, collected, days, False)
             read_days(scope, collected, days, True)
             table = collected[measure].table()
-            sums: Sums = {
-                (scope, measure, project, key): row
+            hours = {
+                (scope, measure, project, key): row.astype(MONTH_TYPE)
                 for (project, key), row in zip(table.groups, table.values, strict=True)
             }
-            _copy("usagemonthvector", "month", month, sums.items())
+            _copy("usagemonthvector", "month", month, hours.items())
         _keep_events_of_month(scope, month, days)
     UsageMonth.objects.create(month=month, computed_at=now)
 

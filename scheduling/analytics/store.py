@@ -31,6 +31,9 @@ from scheduling.analytics.intervals import Floats, Ints
 from scheduling.analytics.measures import NO_PROJECT, Measure, Scope
 from scheduling.models import UsageDay, UsageMonth
 
+MONTH_TYPE = np.float32
+"""Of months' hours: seven digits are enough for what is older than a week, and half to read."""
+
 FRESH_S = 180.0
 """A running day's sums serve for so long before they are computed anew."""
 
@@ -212,7 +215,7 @@ class Collected:
             values[self._group, self._day] = self._fold.reduce(bins, axis=2)
         flat = values.reshape(num_groups, self._num_days * self._per_day)
         for group, first, data in self._months:
-            hours = np.frombuffer(data)
+            hours = np.frombuffer(data, dtype=MONTH_TYPE)
             flat[group, first : first + len(hours)] = hours
         return Table(tuple(self._numbers), flat)
 

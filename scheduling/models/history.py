@@ -59,7 +59,7 @@ class UsageDay(models.Model):
 
 
 class UsageVector(models.Model):
-    """One measure of one group over a day (UTC): 96 quarter-hours, 8-byte floats.
+    """One measure of one group over a day (UTC): 96 quarter-hours, 8-byte floats; or its events.
 
     A row per day rather than per quarter-hour, since charts read long stretches of few groups: a
     year of a group is 365 rows. `scheduling.analytics.measures` names the numbers. Groups in
@@ -89,7 +89,7 @@ class UsageMonth(models.Model):
 
 
 class UsageMonthVector(models.Model):
-    """One measure of one group over a month (UTC) by hour, 8-byte floats.
+    """One measure of one group over a month (UTC) by hour, 4-byte floats; events as for days.
 
     The same as its days' vectors, in few large rows: a year of a hundred groups is read at once.
     """
