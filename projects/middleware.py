@@ -10,9 +10,9 @@ from django.utils import timezone
 
 
 class ViewerTimeZoneMiddleware:
-    """Activates `User.time_zone`;
+    """Activates `User.time_zone`, the organisation's zone where it is empty.
 
-    the organisation's zone otherwise. Needs the authentication middleware before it.
+    Needs the authentication middleware before it.
     """
 
     def __init__(self, get_response: Callable[[HttpRequest], HttpResponse]) -> None:

@@ -92,10 +92,7 @@ def _planner_lock(*, wait: bool) -> Iterator[bool]:
 
 
 def _expire_holds() -> None:
-    """A hold past its deadline is planned anew:
-
-    its victims hang, or its claimant cannot start there.
-    """
+    """Plan anew what was held for too long: victims hang, or the claimant cannot start."""
     DeviceHold.objects.filter(expires_at__lt=timezone.now()).delete()
 
 

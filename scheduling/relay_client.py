@@ -24,9 +24,10 @@ class AgentAwayError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class FieldProblem:
-    """What the node found wrong with a form field:
+    """What the node found wrong with a form field.
 
-    `not_found`, `not_executable`, `not_readable`, `outside`.
+    Attributes:
+        code: `not_found`, `not_executable`, `not_readable` or `outside`.
     """
 
     field: str

@@ -222,9 +222,9 @@ class Holding:
 
 
 def holdings(projects: Iterable[Project]) -> dict[int, list[Holding]]:
-    """Per project, one entry per node type of which it has quota or holds something;
+    """Per project, one entry per node type of which it has quota or holds something.
 
-    four queries.
+    Cost: four queries.
     """
     ids = [project.pk for project in projects]
     types = {item.name: item for item in NodeType.objects.all()}

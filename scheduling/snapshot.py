@@ -130,10 +130,7 @@ def _projects() -> Iterable[core.Project]:
 
 
 def _summed(children: Iterable[core.Project]) -> dict[core.ResourceKey, core.Share]:
-    """What a department carries:
-
-    its projects' quotas and weights together; no ceiling of its own.
-    """
+    """Add up its projects' quotas and weights; a department has no ceiling of its own."""
     totals: dict[core.ResourceKey, core.Share] = {}
     for child in children:
         for key, share in child.shares.items():

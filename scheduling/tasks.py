@@ -1,7 +1,4 @@
-"""What the worker does:
-
-the periodic cycle, dispatch, the watch over nodes. Thin: the work is elsewhere.
-"""
+"""The worker's tasks: the periodic cycle, dispatch, the watch over nodes. The work is elsewhere."""
 
 from __future__ import annotations
 

@@ -80,8 +80,8 @@ class AttemptView:
     """A running attempt, as sampling needs to see it.
 
     Attributes:
-        cpu_milli: Cores that it asked for. Without it a simulated device that the attempt holds
-            has no utilisation (it is use over request).
+        cpu_milli: Cores that it asked for. Without it a simulated device that the attempt holds has
+            no utilisation (it is use over request).
     """
 
     attempt_id: str

@@ -61,8 +61,8 @@ class View:
     Attributes:
         hidden: Folders that appear empty, beside `HIDDEN`.
         binds: What appears nevertheless, in this order.
-        additions: Per folder, names that appear in it beside what the machine has there, each
-            with the file (as seen inside) that it stands for.
+        additions: Per folder, names that appear in it beside what the machine has there, each with
+            the file (as seen inside) that it stands for.
         devices: Device files below /dev beside the harmless ones.
         shm_mib: Size of /dev/shm.
     """

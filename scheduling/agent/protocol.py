@@ -81,9 +81,10 @@ class ExitCause(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class GrantedDevice:
-    """One device of an attempt:
+    """One device of an attempt.
 
-    `memory_mib` is what the attempt may use of it (floor of usable x thousandths).
+    Attributes:
+        memory_mib: What the attempt may use of it (floor of usable x thousandths).
     """
 
     uuid: str
@@ -276,9 +277,11 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Acknowledged:
-    """`settled` attempts are recorded as ended:
+    """The answer to a report.
 
-    the agent may drop its record of them (not their logs or checkpoints).
+    Attributes:
+        settled: Attempts recorded as ended: the agent may drop its record of them, but not their
+            logs or checkpoints.
     """
 
     settled: list[str] = field(default_factory=list)

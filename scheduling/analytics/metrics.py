@@ -76,8 +76,8 @@ class Metric:
     Attributes:
         of: The measure that is shown; for a ratio, what is divided.
         by: For a ratio: by what.
-        cover: For what samples tell: what is measured, of what. Coverage is the one over the
-            other; where something was held and nothing measured there is no data.
+        cover: For what samples tell: what is measured, of what. Coverage is the one over the other;
+            where something was held and nothing measured there is no data.
         whole: What the groups and *unallocated* add up to.
         is_cost: Only for those who may see cost.
     """

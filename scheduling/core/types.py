@@ -19,10 +19,7 @@ ReplicaId = NewType("ReplicaId", str)
 NodeName = NewType("NodeName", str)
 NodeTypeName = NewType("NodeTypeName", str)
 ResourceKey = NewType("ResourceKey", str)
-"""What quota counts separately:
-
-`cpu`, `memory`, and one key per pool of GPUs (`gpu`, or `gpu:<node type>`).
-"""
+"""Quota counts these apart: `cpu`, `memory`, and each pool of GPUs (`gpu`, `gpu:<node type>`)."""
 
 CPU = ResourceKey("cpu")
 MEMORY = ResourceKey("memory")
@@ -118,9 +115,11 @@ class GpuRequest:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a replica lies:
+    """Where a replica lies.
 
-    device indices on a node and thousandths of each (by memory: rounded up).
+    Attributes:
+        devices: Their indices on the node.
+        milli_per_device: Thousandths of each; for a request by memory rounded up.
     """
 
     node: NodeName
@@ -147,10 +146,7 @@ class Replica:
 
 @dataclass(frozen=True, slots=True)
 class EvictionCost:
-    """Seconds that stopping a workload now would waste;
-
-    None where nothing is known (`Workload.eviction_cost`).
-    """
+    """Seconds that stopping a workload now would waste."""
 
     save_s: float
     restore_s: float

@@ -43,10 +43,7 @@ DEFAULT_CHECKPOINT_PATH = "checkpoints"
 
 
 class TrainingForm(WorkloadForm):
-    """A training. Command and arguments are split as a shell would split them.
-
-    Without expansion.
-    """
+    """A training. Command and arguments are split as a shell would split them, not expanded."""
 
     kind: ClassVar[WorkloadKind] = WorkloadKind.TRAINING
 

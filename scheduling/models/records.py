@@ -92,10 +92,7 @@ class PlannerStatus(models.Model):
 
 
 class ProjectUsage(models.Model):
-    """The last cycle's numbers of a project for one resource:
-
-    one table, read by page and API alike.
-    """
+    """The last cycle's numbers of a project for one resource, for page and API alike."""
 
     project = models.ForeignKey(Project, on_delete=models.CASCADE, related_name="usage")
     resource = models.CharField(max_length=60)

@@ -41,9 +41,9 @@ class ActionRefusedError(Exception):
 
 @transaction.atomic
 def stop(workload: Workload, *, actor: User) -> Workload:
-    """End a workload for good;
+    """End a workload for good, a training after it has saved.
 
-    a training saves first. Harmless when it is stopping or has ended.
+    Harmless when it is stopping or has ended.
     """
     row = _locked_for(workload, actor)
     if row.phase in ENDED_PHASES:

@@ -1,7 +1,4 @@
-"""Small steps that every service shares:
-
-an event on the record, the planner woken, open pages told.
-"""
+"""Steps that every service shares: an event recorded, the planner woken, open pages told."""
 
 from __future__ import annotations
 

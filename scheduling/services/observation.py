@@ -43,10 +43,7 @@ if TYPE_CHECKING:
 LOST_AFTER_S = 15
 """No report for so long: the node is lost (agents report every three seconds)."""
 GIVEN_UP_AFTER_S = 90
-"""Longer than a training's lease (60 s):
-
-its shim has stopped it by then, so it may start elsewhere.
-"""
+"""Longer than a training's lease (60 s), so that its shim has stopped it before it starts anew."""
 
 
 def record_nodes(zone: Zone, report: protocol.Report) -> None:
@@ -152,10 +149,7 @@ def _record_devices(node: Node, seen: Sequence[protocol.DeviceReport]) -> bool:
 
 
 def _record_capacity() -> None:
-    """What quotas may promise:
-
-    the devices of each node type, whether or not their node is up now.
-    """
+    """Count what quotas may promise: each node type's devices, their node up or not."""
     for node_type in NodeType.objects.annotate(
         num_devices=Count("nodes__devices", filter=Q(nodes__devices__isnull=False))
     ):

@@ -199,10 +199,7 @@ def _evict(
     taken: Taken,
     now: datetime,
 ) -> None:
-    """Ask for a checkpoint and the stop;
-
-    the workload returns to the queue when its process has ended.
-    """
+    """Ask for a checkpoint and the stop; back in the queue it is once its process has ended."""
     attempt = row.current
     if attempt is None:
         raise StalePlanError(str(row.pk))

@@ -1,7 +1,4 @@
-"""Create the demonstration organisation, once;
-
-its logins go to a file that only its owner reads.
-"""
+"""Create the demonstration organisation, once, with its logins in a file that we alone read."""
 
 from __future__ import annotations
 
