@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -228,7 +229,7 @@ class _Sums:
 
 
 def _plain(values: Floats) -> Values:
-    return tuple(None if np.isnan(value) else float(value) for value in values)
+    return tuple(None if math.isnan(value) else value for value in values.tolist())
 
 
 def _ordered(series: list[Series]) -> tuple[Series, ...]:

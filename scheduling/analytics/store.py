@@ -267,6 +267,5 @@ def kept_rows(
             [int(scope), [int(m) for m in measures], moments[0], moments[-1]],
             binary=True,
         )
-        for row in cursor:
-            if row[1] in wanted:
-                yield row
+        # At once: a row at a time would take the connection's lock each time.
+        yield from (row for row in cursor.fetchall() if row[1] in wanted)
