@@ -60,17 +60,8 @@ class WorkloadQuerySet(models.QuerySet["Workload"]):
     def waiting(self) -> Self:
         return self.filter(phase__in=WAITING_PHASES)
 
-    def active(self) -> Self:
-        return self.filter(phase__in=ACTIVE_PHASES)
-
     def unfinished(self) -> Self:
         return self.exclude(phase__in=ENDED_PHASES)
-
-    def visible_to(self, user: User) -> Self:
-        """Those of the projects of which the person is a member; an admin sees all."""
-        if user.is_superuser:
-            return self
-        return self.filter(project__memberships__user=user).distinct()
 
     def for_list(self) -> Self:
         return self.select_related("project", "owner", "node_type", "claimant")

@@ -59,27 +59,33 @@ def record_nodes(zone: Zone, report: protocol.Report) -> None:
             is_stopping=report.is_stopping,
         )
         changed = zone.is_stopping != report.is_stopping
-        before = dict(
-            Node.objects.filter(name__in=[item.name for item in report.nodes]).values_list(
-                "name", "last_report_at"
-            )
-        )
+        names = [item.name for item in report.nodes]
+        known = {
+            node.name: node
+            for node in Node.objects.select_related("zone", "node_type")
+            .prefetch_related("devices")
+            .filter(name__in=names)
+        }
+        before = {name: known[name].last_report_at if name in known else None for name in names}
+        types = list(NodeType.objects.all())
         for seen in report.nodes:
-            changed |= _record_node(zone, seen, now)
-        uptime.seen(
-            {item.name: before.get(item.name) for item in report.nodes},
-            now,
-            bridged_s=GIVEN_UP_AFTER_S,
-        )
+            changed |= _record_node(zone, seen, known.get(seen.name), types)
+        Node.objects.filter(name__in=names).update(last_report_at=now)
+        uptime.seen(before, now, bridged_s=GIVEN_UP_AFTER_S)
         if changed:
             _record_capacity()
             wake_planner("nodes")
             announce(NODES_TOPIC)
 
 
-def _record_node(zone: Zone, seen: protocol.NodeReport, now: datetime) -> bool:
-    """One node; returns whether anything that matters to planning or to pages changed."""
-    node_type = _type_of(seen)
+def _record_node(
+    zone: Zone, seen: protocol.NodeReport, node: Node | None, types: list[NodeType]
+) -> bool:
+    """One node; returns whether anything that matters to planning or to pages changed.
+
+    Cost: no query for a node that is as it was.
+    """
+    node_type = _type_of(seen, types)
     values = {
         "zone": zone,
         "node_type": node_type,
@@ -92,32 +98,33 @@ def _record_node(zone: Zone, seen: protocol.NodeReport, now: datetime) -> bool:
         "fraction_mechanism": seen.fraction_mechanism[:200],
         "driver": seen.driver[:40],
     }
-    node = Node.objects.filter(name=seen.name).first()
     if node is None:
-        node = Node.objects.create(name=seen.name, last_report_at=now, **values)
+        node = Node.objects.create(name=seen.name, **values)
         changed = True
     else:
         changed = any(getattr(node, name) != value for name, value in values.items())
         if node.state == NodeState.LOST:
             values["state"] = NodeState.READY
             changed = True
-        Node.objects.filter(pk=node.pk).update(last_report_at=now, **(values if changed else {}))
+        if changed:
+            Node.objects.filter(pk=node.pk).update(**values)
     return _record_devices(node, seen.devices) or changed
 
 
-def _type_of(seen: protocol.NodeReport) -> NodeType | None:
-    """The node type whose selector its labels match; an unknown kind of GPU becomes a new type.
+def _type_of(seen: protocol.NodeReport, types: list[NodeType]) -> NodeType | None:
+    """The node type whose selector its labels match; an unknown kind of GPU becomes a new one,
+    appended to `types`.
 
     A new type has quota 0 in every project until an admin gives some: all of it is borrowed.
     """
-    for kind in NodeType.objects.all():
+    for kind in types:
         if seen.labels.get(kind.label_key) == kind.label_value:
             return kind
     name = seen.labels.get(DEFAULT_LABEL_KEY, "")
     if not seen.devices or not re.fullmatch(SLUG_PATTERN, name):
         return None
     model = seen.devices[0].model
-    return NodeType.objects.create(
+    created = NodeType.objects.create(
         name=name,
         title=model.removeprefix("NVIDIA ").removeprefix("Tesla "),
         label_key=DEFAULT_LABEL_KEY,
@@ -125,6 +132,8 @@ def _type_of(seen: protocol.NodeReport) -> NodeType | None:
         gpu_model=model,
         gpu_memory_mib=min(device.memory_mib for device in seen.devices),
     )
+    types.append(created)
+    return created
 
 
 def _record_devices(node: Node, seen: Sequence[protocol.DeviceReport]) -> bool:

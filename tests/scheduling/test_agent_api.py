@@ -5,7 +5,9 @@ from __future__ import annotations
 import time
 
 import pytest
+from django.db import connection
 from django.test import Client
+from django.test.utils import CaptureQueriesContext
 
 from projects.models import NodeType
 from scheduling.agent import protocol
@@ -120,3 +122,14 @@ def test_samples_of_a_node_that_is_not_the_zones_are_refused(agent_client: Clien
     status, content = post(agent_client, "samples", protocol.encode(batch))
     assert status == 422
     assert b"elsewhere" in content
+
+
+def test_a_report_of_many_nodes_costs_the_queries_of_one(agent_client: Client) -> None:
+    def num_queries(count: int) -> int:
+        nodes = [simulated_node(f"sim-t4-{number}") for number in range(100, 100 + count)]
+        post(agent_client, "report", report(nodes=nodes))
+        with CaptureQueriesContext(connection) as queries:
+            assert post(agent_client, "report", report(nodes=nodes))[0] == 200
+        return len(queries)
+
+    assert num_queries(30) == num_queries(1)
