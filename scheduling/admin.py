@@ -129,8 +129,7 @@ class CommandAdmin(ReadOnlyAdmin):
 
 @admin.register(CycleRecord)
 class CycleRecordAdmin(ReadOnlyAdmin):
-    list_display = ("started_at", "outcome", "snapshot_s", "plan_s", "record_s")
-    list_filter = ("outcome",)
+    list_display = ("started_at", "snapshot_s", "plan_s", "record_s")
 
     def get_queryset(self, request: object) -> object:  # type: ignore[override]  # narrower rows
         """A scenario may be large; lists leave it in the database."""

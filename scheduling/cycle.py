@@ -150,6 +150,5 @@ def _remember(taken: Taken, decided: Plan, now_s: float, marks: list[float]) -> 
             for item in decided.decisions
         ],
         numbers=msgspec.to_builtins(decided.numbers),
-        outcome="applied",
     )
     CycleRecord.objects.filter(pk__lte=record.pk - NUM_RECORDS_KEPT).delete()

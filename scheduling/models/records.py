@@ -49,7 +49,6 @@ class CycleRecord(models.Model):
         scenario: The snapshot, policy and time as `scenario/1`.
         decisions: The plan's decisions as JSON, with reasons.
         numbers: Fair shares and sums per project and resource.
-        outcome: `applied`, or `stale` where the plan was refused.
     """
 
     started_at = models.DateTimeField(db_index=True)
@@ -59,7 +58,6 @@ class CycleRecord(models.Model):
     scenario = models.JSONField()
     decisions = models.JSONField()
     numbers = models.JSONField()
-    outcome = models.CharField(max_length=16)
 
     class Meta:
         ordering = ("-started_at",)

@@ -194,13 +194,6 @@ def decision_word(kind: str) -> str:
     return words.get(kind, kind)
 
 
-@register.filter
-def outcome_word(outcome: str) -> str:
-    """What became of a plan."""
-    words = {"applied": gettext("carried out"), "stale": gettext("out of date, planned anew")}
-    return words.get(outcome, outcome)
-
-
 @register.simple_tag
 def attempt_pattern() -> str:
     """How the log's script names an attempt that began while the page was open."""

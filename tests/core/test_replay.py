@@ -123,7 +123,6 @@ def test_export_prints_a_recorded_cycle(tmp_path: Path) -> None:
         scenario=scenario,
         decisions=[],
         numbers={},
-        outcome="applied",
     )
     status, lines, _ = replay("--export", str(record.pk))
     assert status == 0
