@@ -15,6 +15,7 @@ The agent's relay (its URL and secret come in each report), with `Authorization:
 secret>`:
 
     POST /wake                                    read the desired state now
+    POST /attempts/<id>/wake                      bring a swapped-out session's GPU back
     GET  /attempts/<id>/log?offset=N&limit=M      raw bytes; `X-Log-Size`: size of the whole log
     POST /check                                   CheckRequest -> CheckAnswer, before accepting it
     ANY  /attempts/<id>/session/<path>            HTTP and WebSocket, to the session's own Unix
@@ -29,6 +30,16 @@ from typing import TypeVar
 
 import msgspec
 
+from scheduling.agent.swap_messages import IdleReport as IdleReport
+from scheduling.agent.swap_messages import IdleThresholds as IdleThresholds
+from scheduling.agent.swap_messages import Loan as Loan
+from scheduling.agent.swap_messages import LoanEnd as LoanEnd
+from scheduling.agent.swap_messages import LoanReport as LoanReport
+from scheduling.agent.swap_messages import LoanState as LoanState
+from scheduling.agent.swap_messages import Signal as Signal
+from scheduling.agent.swap_messages import SwapObstacle as SwapObstacle
+from scheduling.agent.swap_messages import SwapReport as SwapReport
+from scheduling.agent.swap_messages import SwapState as SwapState
 from telemetry.messages import PROTOCOL as PROTOCOL
 from telemetry.messages import Sample as Sample
 from telemetry.messages import SampleBatch as SampleBatch
@@ -136,6 +147,9 @@ class AttemptSpec:
             only.
         grace_s: Between the request to save and SIGKILL.
         goal_detail: Why (shown in the attempt's log).
+        is_swappable: Whether its device memory may be moved to the host; settings may forbid it.
+        idle: Below which use counts as none.
+        language: Of its owner (`en`, `ru`), for what Allot writes below a held cell.
     """
 
     attempt_id: str
@@ -161,19 +175,29 @@ class AttemptSpec:
     base_url: str = ""
     session_secret: str = ""
     goal_detail: str = ""
+    is_swappable: bool = True
+    idle: IdleThresholds = field(default_factory=IdleThresholds)
+    language: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Desired:
     """All attempts of the zone that are not finished, with what should become of each.
 
-    An attempt that the agent has and this list lacks is no longer wanted and is stopped.
+    An attempt that the agent has and this list lacks is no longer wanted and is stopped; a loan
+    likewise: its lender gets the devices back.
+
+    Attributes:
+        swap_host_mib: Host memory that Swap may use, by node; a node that is not named may use
+            what is free.
     """
 
     zone: str
     attempts: list[AttemptSpec]
     protocol: str = PROTOCOL
     lease_s: float = 60.0
+    loans: list[Loan] = field(default_factory=list)
+    swap_host_mib: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +219,8 @@ class NodeReport:
         is_isolated: Whether workloads get uid, namespaces and cgroup of their own; `isolation_note`
             says what is lacking.
         labels: Matched against the node types' selectors, e.g. `{"allot/node-type": "t4"}`.
+        fraction_mechanism, swap_mechanism: How fractions are held and sessions swapped here; empty
+            without a GPU. The notes are codes that say why this one.
     """
 
     name: str
@@ -207,6 +233,9 @@ class NodeReport:
     isolation_note: str = ""
     fraction_mechanism: str = ""
     driver: str = ""
+    fraction_note: str = ""
+    swap_mechanism: str = ""
+    swap_note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,6 +265,8 @@ class AttemptReport:
         last_lines: The end of the log, at most 20 lines, once final.
         error: Why it could not start, or another fault, in words.
         is_retryable: For `refused`: whether trying again may help.
+        swap: Its device memory; None where it has no device.
+        idle: A session's idle signals; None for a training, and until the session answers.
     """
 
     attempt_id: str
@@ -254,6 +285,8 @@ class AttemptReport:
     is_retryable: bool = True
     resumed_from: str | None = None
     checkpoints: list[CheckpointReport] = field(default_factory=list)
+    swap: SwapReport | None = None
+    idle: IdleReport | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,6 +306,7 @@ class Report:
     attempts: list[AttemptReport]
     protocol: str = PROTOCOL
     is_stopping: bool = False
+    loans: list[LoanReport] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,9 +316,11 @@ class Acknowledged:
     Attributes:
         settled: Attempts recorded as ended: the agent may drop its record of them, but not their
             logs or checkpoints.
+        settled_loans: Loans recorded as ended or refused: the agent may forget them.
     """
 
     settled: list[str] = field(default_factory=list)
+    settled_loans: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
