@@ -24,6 +24,9 @@ from scheduling.core.types import (
     Workload,
 )
 
+Labels = tuple[tuple[str, str], ...]
+"""Labels that a node must have, in order of their keys."""
+
 
 class Option:
     """One node type that a shape may use.
@@ -53,15 +56,26 @@ class Shape:
     """A distinct request.
 
     Attributes:
+        avoided: Nodes that will not do: its start failed there, or they lack a label it requires.
+        unlabelled: The latter of them.
         first: What a pending replica counts for: its first choice of node type.
     """
 
-    __slots__ = ("ask", "avoided", "first", "is_interactive", "number", "options")
+    __slots__ = ("ask", "avoided", "first", "is_interactive", "number", "options", "unlabelled")
 
-    def __init__(self, number: int, ask: Ask, avoided: frozenset[NodeName], kind: Kind) -> None:
+    def __init__(
+        self,
+        number: int,
+        ask: Ask,
+        kind: Kind,
+        *,
+        failed: frozenset[NodeName],
+        unlabelled: frozenset[NodeName],
+    ) -> None:
         self.number = number
         self.ask = ask
-        self.avoided = avoided
+        self.avoided = failed | unlabelled if unlabelled else failed
+        self.unlabelled = unlabelled
         self.is_interactive = kind is Kind.INTERACTIVE
         self.options: tuple[Option, ...] = ()
         self.first: Amounts = ()
@@ -172,11 +186,14 @@ class Shapes:
         self._resources = resources
         self._shapes: dict[object, Shape] = {}
         self._by_type: dict[tuple[NodeTypeName | None, ResourceKey], list[Pool]] = {}
+        self._nodes = [room.node for room in ledger.rooms.values()]
+        self._unlabelled: dict[Labels, frozenset[NodeName]] = {}
         for pool in ledger.pools:
             self._by_type.setdefault((pool.node_type, pool.gpu_key), []).append(pool)
 
     def of(self, workload: Workload) -> Shape:
         gpu = workload.gpu
+        required = tuple(sorted(workload.required_labels.items()))
         key = (
             gpu.num_devices,
             gpu.milli_per_device,
@@ -185,15 +202,35 @@ class Shapes:
             workload.memory_mib,
             workload.node_types,
             workload.avoided_nodes,
+            required,
             workload.kind,
         )
         shape = self._shapes.get(key)
         if shape is None:
             ask = Ask(gpu, workload.cpu_milli, workload.memory_mib)
-            shape = Shape(len(self._shapes), ask, workload.avoided_nodes, workload.kind)
+            shape = Shape(
+                len(self._shapes),
+                ask,
+                workload.kind,
+                failed=workload.avoided_nodes,
+                unlabelled=self._without(required),
+            )
             self._fill(shape, workload.node_types)
             self._shapes[key] = shape
         return shape
+
+    def _without(self, required: Labels) -> frozenset[NodeName]:
+        """Nodes that lack one of these labels; looked up once per set of labels."""
+        if not required:
+            return frozenset()
+        found = self._unlabelled.get(required)
+        if found is None:
+            found = self._unlabelled[required] = frozenset(
+                node.name
+                for node in self._nodes
+                if any(node.labels.get(key) != value for key, value in required)
+            )
+        return found
 
     def amounts(self, shape: Shape, pool: Pool) -> Amounts:
         """What one replica counts for on a node of this pool."""
@@ -218,7 +255,7 @@ class Shapes:
             option.by_pool = {pool: self.amounts(shape, pool) for pool in pools}
             largest = max(pools, key=lambda pool: pool.gpu_memory_mib)
             option.amounts = option.by_pool[largest]
-            option.is_possible = any(_could_fit(shape.ask, pool) for pool in ready)
+            option.is_possible = any(_could_fit(shape, pool) for pool in ready)
             options.append(option)
         shape.options = tuple(options)
         possible = next((option for option in options if option.is_possible), None)
@@ -257,10 +294,19 @@ class Shapes:
         return self._resources.keys[2]
 
 
-def _could_fit(ask: Ask, pool: Pool) -> bool:
-    return (
+def _could_fit(shape: Shape, pool: Pool) -> bool:
+    ask = shape.ask
+    if not (
         ask.cpu_milli <= pool.max_cpu
         and ask.memory_mib <= pool.max_memory
         and ask.gpu.num_devices <= pool.max_devices
         and ask.units_per_device(pool.gpu_memory_mib) <= pool.unit_capacity
+    ):
+        return False
+    return not shape.unlabelled or any(
+        room.node.cpu_milli >= ask.cpu_milli
+        and room.node.memory_mib >= ask.memory_mib
+        and room.node.num_devices >= ask.gpu.num_devices
+        for room in pool.nodes
+        if room.node.name not in shape.unlabelled
     )

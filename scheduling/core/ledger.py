@@ -157,10 +157,20 @@ class Ledger:
                 found = candidate
         if found is None:
             return None
-        room = found[2]
+        spot = self.spot_on(found[2], ask)
+        assert spot is not None
+        return spot
+
+    def spot_on(self, room: Room, ask: Ask) -> Spot | None:
+        """The place for one replica on this node, or None."""
+        if not room.fits_beside_gpus(ask):
+            return None
+        if ask.gpu.num_devices == 0:
+            return Spot(room, (), 0, 0)
         units = ask.units_per_device(room.pool.gpu_memory_mib)
         devices = room.choose_devices(units, ask.gpu.num_devices)
-        assert devices is not None
+        if devices is None:
+            return None
         left = min(WHOLE_GPU_MILLI - room.milli[device] for device in devices)
         return Spot(room, devices, units, min(ask.milli_per_device(room.pool.gpu_memory_mib), left))
 

@@ -18,6 +18,7 @@ from scheduling.core.demand import Item, Option, Placed, Shape, Shapes
 from scheduling.core.errors import SnapshotError
 from scheduling.core.ledger import Ledger
 from scheduling.core.rooms import Ask, Load, Room, Spot
+from scheduling.core.topology import Topology, gather
 from scheduling.core.types import (
     WHOLE_GPU_MILLI,
     NodeName,
@@ -71,6 +72,7 @@ class State:
         self.accounts = Accounts(snapshot.projects, self.resources)
         self.ledger = Ledger(snapshot.nodes, placement=policy.placement)
         self.shapes = Shapes(self.ledger, self.resources)
+        self.topology = Topology(policy.topology)
         self.items: list[Item] = []
         self.evictions: list[Eviction] = []
         self.movers: list[tuple[Item, Item]] = []
@@ -252,7 +254,29 @@ class State:
     def find(self, item: Item, option: Option, count: int) -> list[Spot] | None:
         """Places for `count` replicas, taken in the ledger; None, and nothing taken, if not all
         fit.
+
+        First difference decides: the node type's order; for a gang the smallest domain that holds
+        it whole; a node with a shared device that has room; the fullest (or emptiest); the name.
         """
+        mark = self.ledger.mark()
+        spots = self._find_one_by_one(item, option, count)
+        if spots is None or not self.topology or count + len(item.running) + len(item.held) < 2:
+            return spots
+        beside = [placed.spot.room for placed in (*item.running, *item.held)]
+        self.ledger.rewind(mark)
+        rooms = (
+            room
+            for pool in option.pools
+            for room in pool.nodes
+            if room.is_indexed and room.node.name not in item.shape.avoided
+        )
+        gathered = gather(self.ledger, self.topology, item.shape.ask, rooms, beside, spots)
+        if gathered is None:
+            for spot in spots:
+                self.ledger.take(spot, item.shape.ask)
+        return gathered or spots
+
+    def _find_one_by_one(self, item: Item, option: Option, count: int) -> list[Spot] | None:
         shape, spots = item.shape, list[Spot]()
         mark = self.ledger.mark()
         for _ in range(count):

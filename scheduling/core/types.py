@@ -169,6 +169,7 @@ class Workload:
         not_before_s: Back-off or user-set start; pending until then, but counted in the project's
             request.
         avoided_nodes: Nodes on which its start failed lately.
+        required_labels: Only nodes with all of these labels will do.
         waiting_since_s: Its submission or last eviction, for delay and aging; None knows neither.
         expected_end_s: When it will have ended if it runs, by a pessimistic prediction.
         expected_run_s: How long it will run once started, by a pessimistic prediction.
@@ -191,6 +192,7 @@ class Workload:
     failures: int = 0
     last_error: str = ""
     avoided_nodes: frozenset[NodeName] = frozenset()
+    required_labels: Mapping[str, str] = field(default_factory=dict)
     eviction_cost: EvictionCost | None = None
     waiting_since_s: float | None = None
     incomplete_since_s: float | None = None
@@ -205,6 +207,8 @@ class Policy:
     Attributes:
         min_runtime_s: Per node type, how long preemptible work runs before it may be displaced.
         placement: Per node type `bin_pack` or `spread`; absent is `bin_pack`.
+        topology: Labels of nodes that name where they stand, from the narrowest (`rack`, `zone`):
+            gangs are gathered there, on one node if it can be; empty gathers nothing.
         max_victims: Bound of one claimant's search.
         preemption_delay_s: A pending workload causes no eviction until it has waited so long.
         gang_grace_s: A gang that lost replicas is stopped if it is not whole again by then.
@@ -217,6 +221,7 @@ class Policy:
 
     min_runtime_s: Mapping[NodeTypeName, float] = field(default_factory=dict)
     placement: Mapping[NodeTypeName, str] = field(default_factory=dict)
+    topology: tuple[str, ...] = ()
     max_victims: int = 256
     preemption_delay_s: float = 0.0
     gang_grace_s: float = 60.0

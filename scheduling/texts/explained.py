@@ -147,6 +147,10 @@ def _room(d: Details) -> str:
         "asked": gpu_text(asked),
         "missing": gpu_text(max(asked - together, 0)),
     }
+    if d.get("constraint") == "labels":
+        return _("It cannot start on %(type)s until a node there has these labels.") % values
+    if d.get("constraint") == "failed_here":
+        return _("A node of %(type)s on which its start has not failed must be free.") % values
     if d.get("constraint") == "node_size":
         return _("It cannot start on %(type)s: no node there is large enough.") % values
     if together < asked:

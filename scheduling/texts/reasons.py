@@ -29,6 +29,11 @@ def _no_fit(d: Details) -> str:
         "free": formats.gpus(d["free_gpu_milli"]),
         "max": formats.gpus(d["largest_free_gpu_milli"]),
     }
+    if d.get("constraint") == "labels":
+        values["labels"] = ", ".join(f"{key}={value}" for key, value in d["labels"].items())
+        return _("%(type)s: no node has the labels it requires: %(labels)s") % values
+    if d.get("constraint") == "failed_here":
+        return _("%(type)s: its start failed on every node that would do") % values
     if d.get("constraint") == "node_size":
         return _("%(type)s: no node is large enough, even with nothing on it") % values
     if not d["requested_gpu_milli"]:
@@ -259,5 +264,7 @@ def type_entry(entry: Details) -> TypeEntry:
 def _constraint(entry: Details) -> str:
     return {
         "node_size": _("no node is large enough"),
+        "labels": _("no node has the labels it requires"),
+        "failed_here": _("its start failed on every node"),
         "cpu_or_memory": _("no node has the CPU and memory beside the free GPU"),
     }.get(str(entry.get("constraint", "")), _("too little is free together"))

@@ -97,6 +97,7 @@ def _check_nodes(
         replicas[node.name] += 1
         if workload.node_types is not None:
             assert node.node_type in workload.node_types
+        assert workload.required_labels.items() <= node.labels.items(), f"labels of {workload.id}"
     for (name, device), units in devices.items():
         assert units <= 1000 * nodes[name].gpu_memory_mib, f"{side}: device {device} of {name}"
         assert milli[name, device] <= 1000, f"{side}: thousandths of device {device} of {name}"

@@ -8,6 +8,7 @@ from scheduling.core.cycle import plan
 from scheduling.core.decisions import Reason
 from scheduling.core.types import (
     EvictionCost,
+    NodeName,
     NodeTypeName,
     Policy,
     ResourceKey,
@@ -326,3 +327,40 @@ def test_stale_gang() -> None:
     )
     reasons = [d.reason for d in decided.decisions if d.workload == "g"]
     check(reasons[0], "stale_gang", "only 1 of 2 replicas", "60 s")
+
+
+def test_no_fit_names_the_labels() -> None:
+    ib = {"net": "ib"}
+    lacking = answer("w", node("a"), project("p", 4000), training("w", "p", required_labels=ib))
+    check(lacking.reason, "no_fit", "t4: no node has the labels net=ib")
+    assert lacking.reason.details["constraint"] == "labels"
+    assert lacking.reason.details["labels"] == ib
+    assert {"id": "notify_admin"} in lacking.reason.offers
+    assert lacking.reason.per_node_type[0]["constraint"] == "labels"
+    full = answer(
+        "w",
+        node("a", 1, labels=ib),
+        node("b", 4),
+        project("p", 4000),
+        session("s", "p", 1000, "a:0"),
+        training("w", "p", required_labels=ib),
+    )
+    check(full.reason, "no_fit", "1 GPU asked, 0 free")
+    assert full.reason.details["constraint"] == "gpu"
+    assert full.reason.details["nodes"] == 1
+    small = answer(
+        "w",
+        node("a", 1, labels=ib),
+        node("b", 4),
+        project("p", 4000),
+        training("w", "p", 2000, required_labels=ib),
+    )
+    check(small.reason, "no_fit", "no node is large enough")
+    assert small.reason.details["constraint"] == "node_size"
+
+
+def test_no_fit_says_that_its_start_failed_everywhere() -> None:
+    failed = frozenset({NodeName("a")})
+    hold = answer("w", node("a"), project("p", 4000), training("w", "p", avoided_nodes=failed))
+    check(hold.reason, "no_fit", "its start failed on every node that would do")
+    assert hold.reason.details["constraint"] == "failed_here"

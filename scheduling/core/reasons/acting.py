@@ -27,15 +27,28 @@ def started(state: State, item: Item) -> tuple[Reason, bool]:
         "quota": account.quota[r],
         "fair_share": account.fair[r],
     }
+    near = _together(state, item, details)
     have = f"{account.id} now holds {quantity(state, r, account.allocated[r])}"
     quota = quantity(state, r, account.quota[r])
     if is_borrowed:
         return Reason(
             "started_borrowing",
-            f"{have} of {quota} quota: the rest is borrowed until its owner asks.",
+            f"{have} of {quota} quota: the rest is borrowed until its owner asks.{near}",
             details,
         ), True
-    return Reason("started_in_quota", f"{have} of {quota} quota.", details), False
+    return Reason("started_in_quota", f"{have} of {quota} quota.{near}", details), False
+
+
+def _together(state: State, item: Item, details: Details) -> str:
+    """Where a gang was gathered, in words; noted in the details, too."""
+    if not state.topology or len(item.running) < 2:
+        return ""
+    level = state.topology.level_of([placed.spot.room for placed in item.running])
+    if level == len(state.topology.levels):
+        details["together"] = None
+        return " Its replicas are spread over several of the widest domains."
+    details["together"] = state.topology.levels[level]
+    return f" All its replicas are on one {state.topology.levels[level]}."
 
 
 def evicted(state: State, eviction: Eviction) -> Reason:

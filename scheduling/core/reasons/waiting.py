@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from scheduling.core.accounts import Account, Amounts
 from scheduling.core.admission import Bound, Refusal, is_within_quota, is_within_share, refusal
 from scheduling.core.decisions import Reason
-from scheduling.core.demand import Item, Option
+from scheduling.core.demand import Item, Option, Shape
 from scheduling.core.reasons.words import Details, Offer, gpus, quantity, unit_suffix
 from scheduling.core.reservation import Reservations
-from scheduling.core.rooms import Pool
+from scheduling.core.rooms import Pool, Room
 from scheduling.core.search import Effort
 from scheduling.core.state import State
 
@@ -66,6 +67,8 @@ class Waiting:
             return self._refused(item, first, entries)
         allowed = [o for o, barrier in zip(options, barriers, strict=True) if barrier is None]
         if not any(option.is_possible for option in allowed):
+            return self._no_fit(item, allowed[0], entries)
+        if all(self._entry(item, o).get("constraint") == "failed_here" for o in allowed):
             return self._no_fit(item, allowed[0], entries)
         option = next(option for option in allowed if option.is_possible)
         return (
@@ -294,7 +297,16 @@ class Waiting:
         assert isinstance(block, int)
         asked = _gpu_milli(option.amounts)
         offers = list(_other_types(item))
-        if not option.is_possible:
+        constraint = entry.get("constraint")
+        if constraint == "labels":
+            labels = dict(sorted(item.workload.required_labels.items()))
+            entry = {**entry, "labels": labels}
+            wanted = ", ".join(f"{key}={value}" for key, value in labels.items())
+            message = f"{name}: no node has the labels {wanted}."
+            offers.append({"id": "notify_admin"})
+        elif constraint == "failed_here":
+            message = f"{name}: its start failed on every node that would do."
+        elif not option.is_possible:
             message = f"{name}: no node is large enough, even with nothing on it."
         elif ask.gpu.num_devices == 0:
             message = (
@@ -318,29 +330,55 @@ class Waiting:
         key = (item.shape.number, option.number)
         entry = self._entries.get(key)
         if entry is None:
-            entry = self._entries[key] = self._free_numbers(option)
+            entry = self._entries[key] = self._free_numbers(item.shape, option)
         barrier = self._refusal(item, option)
         return entry if barrier is None else {**entry, "code": str(barrier.bound)}
 
-    def _free_numbers(self, option: Option) -> Details:
+    def _free_numbers(self, shape: Shape, option: Option) -> Details:
         asked = _gpu_milli(option.amounts)
-        free = sum(pool.free_units * 1000 // pool.unit_capacity for pool in option.pools)
-        block = max((self._block(pool) for pool in option.pools), default=0)
+        free = self._free_among(shape, option) if shape.avoided else self._free(option)
         entry: Details = {
             "node_type": option.node_type,
-            "nodes": sum(len(pool.nodes) for pool in option.pools),
+            "nodes": free.nodes,
             "requested_gpu_milli": asked,
-            "free_gpu_milli": free,
-            "largest_free_gpu_milli": block,
-            "free_cpu_milli": sum(pool.free_cpu for pool in option.pools),
-            "free_memory_mib": sum(pool.free_memory for pool in option.pools),
+            "free_gpu_milli": free.gpu_milli,
+            "largest_free_gpu_milli": free.block,
+            "free_cpu_milli": free.cpu_milli,
+            "free_memory_mib": free.memory_mib,
             "code": "no_fit",
         }
         if option.pools:
-            entry["constraint"] = _constraint(option, asked, block)
+            entry["constraint"] = _constraint(shape, option, asked, free)
         else:
             entry["code"] = "node_type_offline"
         return entry
+
+    def _free(self, option: Option) -> _Free:
+        """What is free on all nodes of a type."""
+        pools = option.pools
+        return _Free(
+            nodes=sum(len(pool.nodes) for pool in pools),
+            gpu_milli=sum(pool.free_units * 1000 // pool.unit_capacity for pool in pools),
+            block=max((self._block(pool) for pool in pools), default=0),
+            cpu_milli=sum(pool.free_cpu for pool in pools),
+            memory_mib=sum(pool.free_memory for pool in pools),
+        )
+
+    def _free_among(self, shape: Shape, option: Option) -> _Free:
+        """What is free on the nodes that would do: the right labels, and no failed start."""
+        rooms = [
+            room
+            for pool in option.pools
+            for room in pool.nodes
+            if room.node.name not in shape.avoided
+        ]
+        return _Free(
+            nodes=len(rooms),
+            gpu_milli=sum(room.free * 1000 // room.pool.unit_capacity for room in rooms),
+            block=max((_largest_piece(room) for room in rooms), default=0),
+            cpu_milli=sum(room.cpu for room in rooms),
+            memory_mib=sum(room.memory for room in rooms),
+        )
 
     def _block(self, pool: Pool) -> int:
         """The largest free piece on one node: whole devices, or part of one."""
@@ -356,14 +394,38 @@ class Waiting:
     def _is_scattered(self, item: Item, option: Option) -> bool:
         """Enough is free in all, but not together."""
         asked = _gpu_milli(option.amounts)
-        free = sum(pool.free_units * 1000 // pool.unit_capacity for pool in option.pools)
-        return asked > 0 and free >= asked * item.num_next
+        shape = item.shape
+        free = self._free_among(shape, option) if shape.avoided else self._free(option)
+        return asked > 0 and free.gpu_milli >= asked * item.num_next
 
 
-def _constraint(option: Option, asked: int, block: int) -> str:
+@dataclass(frozen=True, slots=True)
+class _Free:
+    """What is free on some nodes; `block` is the largest piece together on one of them."""
+
+    nodes: int
+    gpu_milli: int
+    block: int
+    cpu_milli: int
+    memory_mib: int
+
+
+def _largest_piece(room: Room) -> int:
+    """Thousandths: its whole devices, or the largest part of one."""
+    return room.whole * 1000 or room.shared * 1000 // room.pool.unit_capacity
+
+
+def _constraint(shape: Shape, option: Option, asked: int, free: _Free) -> str:
+    """What stands in the way on this node type: the first of them that does."""
+    if shape.unlabelled and all(
+        room.node.name in shape.unlabelled for pool in option.pools for room in pool.nodes
+    ):
+        return "labels"
     if not option.is_possible:
         return "node_size"
-    return "gpu" if asked > block else "cpu_or_memory"
+    if not free.nodes:
+        return "failed_here"
+    return "gpu" if asked > free.block else "cpu_or_memory"
 
 
 def _gpu_milli(amounts: Amounts) -> int:

@@ -151,6 +151,7 @@ def read_policy(entry: JsonObject) -> Policy:
     policy = Policy(
         min_runtime_s=min_runtime,
         placement=placement,
+        topology=tuple(entry.texts("topology")) if entry.has("topology") else (),
         max_victims=whole("max_victims", default.max_victims),
         preemption_delay_s=amount("preemption_delay_s", default.preemption_delay_s),
         gang_grace_s=amount("gang_grace_s", default.gang_grace_s),

@@ -230,6 +230,9 @@ class _Reader:
             avoided_nodes=frozenset(NodeName(name) for name in entry.texts("avoided_nodes"))
             if entry.has("avoided_nodes")
             else frozenset(),
+            required_labels=labels(entry.child("required_labels"))
+            if entry.has("required_labels")
+            else {},
             eviction_cost=eviction_cost(entry.child("eviction_cost"))
             if entry.has("eviction_cost")
             else None,

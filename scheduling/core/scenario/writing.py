@@ -43,6 +43,7 @@ def _policy(policy: Policy) -> Json:
     return {
         "min_runtime_s": dict(policy.min_runtime_s),
         "placement": dict(policy.placement),
+        "topology": list(policy.topology),
         "max_victims": policy.max_victims,
         "preemption_delay_s": policy.preemption_delay_s,
         "gang_grace_s": policy.gang_grace_s,
@@ -122,23 +123,22 @@ def _workload(workload: Workload) -> Json:
 
 def _history(workload: Workload) -> Mapping[str, object]:
     """The optional fields: only what differs from a fresh workload."""
-    entry: Json = {}
-    if workload.not_before_s is not None:
-        entry["not_before_s"] = workload.not_before_s
-    if workload.waiting_since_s is not None:
-        entry["waiting_since_s"] = workload.waiting_since_s
-    if workload.expected_end_s is not None:
-        entry["expected_end_s"] = workload.expected_end_s
-    if workload.expected_run_s is not None:
-        entry["expected_run_s"] = workload.expected_run_s
-    if workload.incomplete_since_s is not None:
-        entry["incomplete_since_s"] = workload.incomplete_since_s
+    times = {
+        "not_before_s": workload.not_before_s,
+        "waiting_since_s": workload.waiting_since_s,
+        "expected_end_s": workload.expected_end_s,
+        "expected_run_s": workload.expected_run_s,
+        "incomplete_since_s": workload.incomplete_since_s,
+    }
+    entry: Json = {name: at for name, at in times.items() if at is not None}
     if workload.failures:
         entry["failures"] = workload.failures
     if workload.last_error:
         entry["last_error"] = workload.last_error
     if workload.avoided_nodes:
         entry["avoided_nodes"] = sorted(workload.avoided_nodes)
+    if workload.required_labels:
+        entry["required_labels"] = dict(workload.required_labels)
     if workload.eviction_cost is not None:
         entry["eviction_cost"] = {
             "save_s": workload.eviction_cost.save_s,
