@@ -150,6 +150,14 @@ class Attempt:
             return ProcessTree(int(self.state.get("shim_pid") or 0))
         return self.site.isolation.cgroups.cgroup(self.folder.name)
 
+    def last_cuda_call_s(self) -> float | None:
+        """When it last called CUDA, by `time.monotonic()`; None before the first call.
+
+        Raises:
+            OSError: nothing counts its calls.
+        """
+        raise FileNotFoundError(self.folder / "region")
+
     def order(self, spec: AttemptSpec) -> None:
         """Take over what the orchestrator wants now."""
         is_new_goal = spec.goal != self.spec.goal

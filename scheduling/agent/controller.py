@@ -17,7 +17,7 @@ import signal
 import socket
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import httpx
@@ -25,9 +25,11 @@ import uvicorn
 
 from scheduling.agent import check, isolation, node
 from scheduling.agent.folders import Folders
+from scheduling.agent.idle import IdleWatch
 from scheduling.agent.launch import Site
 from scheduling.agent.protocol import (
     Acknowledged,
+    AttemptReport,
     CheckAnswer,
     CheckRequest,
     Desired,
@@ -48,6 +50,7 @@ DESIRED_EVERY_S = 2.0
 SAMPLE_EVERY_S = 5.0
 _TICK_S, _TICK_WHILE_CHANGING_S = 0.25, 0.05
 _LOOK_FOR_ANSWERS_EVERY_S = 0.3
+_LOOK_FOR_IDLENESS_EVERY_S = 10.0
 _BACK_OFF_S = (0.5, 1.0, 2.0, 5.0)
 _REQUEST_TIMEOUT_S = 10.0
 # Beyond the grace period: for SIGKILL to work and for checkpoints to be stored.
@@ -185,6 +188,7 @@ class Controller:
             is_simulated=self.inventory.is_simulated,
         )
         self.runner = Runner(self.site, (each.name for each in self.inventory.nodes))
+        self.idle = IdleWatch()
         self.orchestrator = Orchestrator(options)
         self.spool = Spool(options.zone, self.inventory.nodes, options.var / "spool")
         self._woken, self._changed = asyncio.Event(), asyncio.Event()
@@ -238,6 +242,7 @@ class Controller:
                         self._desire_forever(),
                         self._look_for_answers_forever(),
                         self._sample_forever(),
+                        self._look_for_idleness_forever(),
                         self._send_samples_forever(),
                     )
                 ]
@@ -288,12 +293,19 @@ class Controller:
             relay_url=self._relay_url,
             relay_secret=self.secret,
             nodes=list(self.inventory.nodes),
-            attempts=self.runner.reports(),
+            attempts=self._attempt_reports(),
             is_stopping=self._is_stopping,
         )
         acknowledged = await self.orchestrator.report(report)
         if acknowledged is not None:
             self.runner.settle(acknowledged.settled)
+
+    def _attempt_reports(self) -> list[AttemptReport]:
+        """What the runner sees of each attempt, and what is seen of the session in it."""
+        return [
+            replace(report, idle=self.idle.report(report.attempt_id, held_cells=0))
+            for report in self.runner.reports()
+        ]
 
     async def _desire_forever(self) -> None:
         while True:
@@ -329,9 +341,17 @@ class Controller:
         while True:
             due = max(due + SAMPLE_EVERY_S, clock())
             await asyncio.sleep(due - clock())
-            views = self.runner.views()
-            await asyncio.to_thread(self.spool.sample, views, time.time())
+            views, now = self.runner.views(), time.time()
+            samples = await asyncio.to_thread(self.spool.sample, views, now)
+            self.idle.sampled(self.runner.watched(), samples, now)
             self._sampled.set()
+
+    async def _look_for_idleness_forever(self) -> None:
+        while True:
+            watched = [each.view.attempt_id for each in self.runner.watched()]
+            self.idle.keep(watched)
+            await self.runner.look_for_idleness(self.idle, watched)
+            await asyncio.sleep(_LOOK_FOR_IDLENESS_EVERY_S)
 
     async def _send_samples_forever(self) -> None:
         while True:

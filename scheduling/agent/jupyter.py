@@ -21,6 +21,7 @@ TOOL = "jupyter"
 # Short: without namespaces the socket's whole path has to fit into 107 bytes.
 SOCKET = "s"
 _ANSWER_WITHIN_S = 5.0
+_ANSWER_MAX_BYTES = 2**20
 
 # What nobody asked for: looking for news and updates on the internet, installing front-end code.
 _SETTINGS = (
@@ -109,16 +110,47 @@ def pin(socket: Path, pinned: Path, uid: int | None) -> bool:
 async def answers(socket: Path, base_url: str) -> bool:
     """Whether Jupyter speaks HTTP at this socket."""
     try:
+        await ask(socket, f"{base_url.rstrip('/')}/api")
+    except NoAnswerError:
+        return False
+    return True
+
+
+class NoAnswerError(Exception):
+    """The session's server gave no answer that can be used; says what was wrong with it."""
+
+
+async def ask(socket: Path, target: str, token: str = "") -> bytes:
+    """The body of a GET. The server is the session owner's: it may send anything, or never end.
+
+    Raises:
+        NoAnswerError: see there.
+    """
+    authorization = f"Authorization: token {token}\r\n" if token else ""
+    request = f"GET {target} HTTP/1.0\r\nHost: localhost\r\n{authorization}\r\n"
+    try:
         async with asyncio.timeout(_ANSWER_WITHIN_S):
             reader, writer = await asyncio.open_unix_connection(socket)
             try:
-                request = f"GET {base_url.rstrip('/')}/api HTTP/1.0\r\nHost: localhost\r\n\r\n"
                 writer.write(request.encode())
-                status = (await reader.readline()).split()
+                answer = await _at_most(reader, _ANSWER_MAX_BYTES)
             finally:
                 writer.close()
                 with suppress(OSError):
                     await writer.wait_closed()
-    except (OSError, TimeoutError):
-        return False
-    return len(status) > 1 and status[1] == b"200"
+    except (OSError, TimeoutError) as error:
+        raise NoAnswerError(str(error) or type(error).__name__) from error
+    head, _, body = answer.partition(b"\r\n\r\n")
+    status = head.split(None, 2)[1:2]
+    if status != [b"200"]:
+        raise NoAnswerError(f"status {b''.join(status)[:10]!r}")
+    return body
+
+
+async def _at_most(reader: asyncio.StreamReader, num_bytes: int) -> bytes:
+    answer = b""
+    while piece := await reader.read(65536):
+        answer += piece
+        if len(answer) > num_bytes:
+            raise OSError(f"an answer of more than {num_bytes} bytes")
+    return answer

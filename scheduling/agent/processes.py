@@ -31,6 +31,15 @@ def start_ticks(pid: int) -> int | None:
         return None
 
 
+def runs_in_terminal(pid: int) -> bool:
+    """Whether a process has a terminal and is not the shell that leads it."""
+    try:
+        fields = _stat_fields(pid)
+        return fields[0] not in "ZX" and int(fields[4]) != 0 and int(fields[3]) != pid
+    except (OSError, ValueError, IndexError):
+        return False
+
+
 def cpu_usage_s(pid: int) -> float:
     """CPU time of a process and of its children that were waited for."""
     try:

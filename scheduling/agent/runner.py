@@ -19,6 +19,7 @@ from pathlib import Path
 from scheduling.agent import folders, jupyter, launch
 from scheduling.agent.attempt import Attempt, strip
 from scheduling.agent.checkpoints import Store
+from scheduling.agent.idle import Endpoint, IdleWatch, Watched
 from scheduling.agent.launch import Site
 from scheduling.agent.protocol import AttemptReport, AttemptSpec, Desired, ExitCause, Goal
 from telemetry.sampling import AttemptView
@@ -52,6 +53,17 @@ def _going_on(attempt_id: str) -> Iterator[None]:
         yield
     except OSError as error:
         log.warning("attempt %s: %s", attempt_id, error)
+
+
+def _view(attempt: Attempt) -> AttemptView:
+    return AttemptView(
+        attempt_id=attempt.spec.attempt_id,
+        workload_id=attempt.spec.workload_id,
+        node=attempt.spec.node,
+        devices=attempt.spec.devices,
+        cgroup=attempt.usage(),
+        cpu_milli=attempt.spec.cpu_milli,
+    )
 
 
 class Runner:
@@ -191,17 +203,37 @@ class Runner:
     def views(self) -> list[AttemptView]:
         """What sampling needs to see of each running attempt."""
         return [
-            AttemptView(
-                attempt_id=attempt.spec.attempt_id,
-                workload_id=attempt.spec.workload_id,
-                node=attempt.spec.node,
-                devices=attempt.spec.devices,
-                cgroup=attempt.usage(),
-                cpu_milli=attempt.spec.cpu_milli,
-            )
+            _view(attempt)
             for attempt in self.attempts.values()
             if attempt.is_begun and not attempt.is_over
         ]
+
+    def watched(self) -> list[Watched]:
+        """The sessions whose idleness is watched."""
+        return [
+            Watched(
+                view=_view(attempt),
+                thresholds=attempt.spec.idle,
+                has_gpu=bool(attempt.spec.devices),
+                is_simulated=self.site.is_simulated(attempt.spec.node),
+                last_call_s=attempt.last_cuda_call_s,
+            )
+            for attempt in self.attempts.values()
+            if attempt.is_ready and not attempt.is_over
+        ]
+
+    async def look_for_idleness(self, watch: IdleWatch, attempt_ids: Iterable[str]) -> None:
+        """Ask these sessions for their kernels and terminals."""
+        await asyncio.gather(
+            *(
+                watch.look(
+                    Endpoint(session.attempt_id, session.socket, session.base_url, session.token),
+                    self.attempts[session.attempt_id].usage().pids(),
+                )
+                for session in map(self.session, attempt_ids)
+                if session is not None
+            )
+        )
 
     def sessions(self) -> list[Session]:
         """Sessions whose socket is there."""

@@ -83,17 +83,19 @@ class Spool:
         for unfinished in folder.glob("*.part"):
             unfinished.unlink(missing_ok=True)
 
-    def sample(self, views: Sequence[AttemptView], now: float) -> None:
-        """Measure once and keep a batch per node."""
+    def sample(self, views: Sequence[AttemptView], now: float) -> list[Sample]:
+        """Measure once and keep a batch per node; what was measured."""
         node_of = self._node_of | {f"workload:{view.workload_id}": view.node for view in views}
         by_node: dict[str, list[Sample]] = defaultdict(list)
-        for sample in self._sampler.sample(views, now):
+        samples = self._sampler.sample(views, now)
+        for sample in samples:
             if sample.subject in node_of:
                 by_node[node_of[sample.subject]].append(
                     Sample(sample.subject, sample.at, sample.values)
                 )
-        for name, samples in by_node.items():
-            self._keep(name, samples)
+        for name, of_node in by_node.items():
+            self._keep(name, of_node)
+        return samples
 
     def _keep(self, name: str, samples: list[Sample]) -> None:
         with self._lock:
