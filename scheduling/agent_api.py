@@ -15,11 +15,14 @@ from django.views.decorators.csrf import csrf_exempt
 
 from scheduling.agent import protocol
 from scheduling.models import Attempt, AttemptPhase, DeviceAllocation, Workload, Zone
+from scheduling.services.claims import Identity, RivalError, check_zone
 from scheduling.services.observation import record_attempts, record_nodes
 from scheduling.services.zones import zone_of_token
 from telemetry.ingestion import IngestionError, ingest
 
 MAX_BODY_BYTES = 16 * 1024 * 1024
+MAX_NUMBER_CHARS = 64
+MAX_HOST_CHARS = 253
 
 
 def for_agents(
@@ -39,6 +42,8 @@ def for_agents(
             return view(request, zone)
         except protocol.ProtocolError as error:
             return _problem(str(error), 400)
+        except RivalError as error:
+            return _problem(str(error), 409)
 
     return checked
 
@@ -48,6 +53,17 @@ def _zone_of(request: HttpRequest) -> Zone | None:
     if scheme.lower() != "bearer" or not token:
         return None
     return zone_of_token(token)
+
+
+def _agent_of(request: HttpRequest) -> Identity:
+    """Who sends: its number and its machine's name; an agent that does not say is let in."""
+    number, _space, host = request.headers.get(protocol.AGENT_HEADER, "").partition(" ")
+    if len(number) > MAX_NUMBER_CHARS or len(host) > MAX_HOST_CHARS or not host.isprintable():
+        raise protocol.ProtocolError(
+            f"{protocol.AGENT_HEADER}: it must be a number of at most {MAX_NUMBER_CHARS} "
+            f"characters, a space, and a host name of at most {MAX_HOST_CHARS}"
+        )
+    return Identity(number, host)
 
 
 def _problem(detail: str, status: int) -> HttpResponse:
@@ -66,12 +82,14 @@ def _answer(message: object) -> HttpResponse:
 def report(request: HttpRequest, zone: Zone) -> HttpResponse:
     message = protocol.decode(request.body, protocol.Report)
     _check_zone(message.zone, zone)
-    record_nodes(zone, message)
-    return _answer(protocol.Acknowledged(settled=record_attempts(zone, message.attempts)))
+    refused = record_nodes(zone, message, _agent_of(request))
+    settled = record_attempts(zone, message.attempts)
+    return _answer(protocol.Acknowledged(settled=settled, refused_nodes=refused))
 
 
 @for_agents
-def desired(_request: HttpRequest, zone: Zone) -> HttpResponse:
+def desired(request: HttpRequest, zone: Zone) -> HttpResponse:
+    check_zone(zone, _agent_of(request))
     return _answer(protocol.Desired(zone=zone.name, attempts=list(desired_attempts(zone))))
 
 
@@ -79,6 +97,7 @@ def desired(_request: HttpRequest, zone: Zone) -> HttpResponse:
 def samples(request: HttpRequest, zone: Zone) -> HttpResponse:
     message = protocol.decode(request.body, protocol.SampleBatch)
     _check_zone(message.zone, zone)
+    check_zone(zone, _agent_of(request))
     try:
         ingest(message, nodes=set(zone.nodes.values_list("name", flat=True)))
     except IngestionError as error:

@@ -120,6 +120,14 @@ def duration(seconds: float) -> str:
     return _two(whole, DAY_S, "d", HOUR_S, "h")
 
 
+def skew(seconds: float) -> str:
+    """How far a clock is from ours, with its sign: +3.5 s, −12 min."""
+    sign = "+" if seconds > 0 else "−"
+    if abs(seconds) < MINUTE_S:
+        return f"{sign}{decimal(abs(seconds), 1)}{NO_BREAK}{pgettext('unit of time', 's')}"
+    return sign + duration(abs(seconds))
+
+
 def _two(whole: int, large_s: int, large: str, small_s: int, small: str) -> str:
     rest = whole % large_s // small_s
     first = _span(whole // large_s, large)

@@ -165,5 +165,5 @@ def _heard(at: datetime) -> dict[int, float]:
 
 def nodes_in_order() -> list[Node]:
     """Nodes with devices, by type; the page draws them in this order."""
-    rows = Node.objects.filter(devices__isnull=False).select_related("node_type").distinct()
+    rows = Node.objects.filter(devices__isnull=False).select_related("node_type", "zone").distinct()
     return list(rows.order_by("node_type__rank", "node_type__name", "name"))

@@ -36,11 +36,14 @@ class Banner:
     text: str
 
 
-def banners(now: datetime) -> list[Banner]:
-    """Everything worth a line, gravest first."""
-    found = [_silent_agent(zone, now) for zone in Zone.objects.order_by("name")]
+def banners(now: datetime, *, is_admin: bool = False) -> list[Banner]:
+    """Everything worth a line, gravest first; admins read what only they can mend."""
+    zones = list(Zone.objects.order_by("name"))
+    found = [_silent_agent(zone, now) for zone in zones]
     lines = [line for line in found if line is not None]
     lines += _planner(now)
+    if is_admin:
+        lines += [_skewed_clock(zone) for zone in zones if zone.is_skewed]
     if not _redis.answers():
         lines.append(
             Banner(
@@ -70,6 +73,15 @@ def _silent_agent(zone: Zone, now: datetime) -> Banner | None:
         "warning",
         text % {"zone": zone.name, "ago": formats.ago(zone.last_report_at, now)},
     )
+
+
+def _skewed_clock(zone: Zone) -> Banner:
+    text = _(
+        "The clock of zone %(zone)s differs from Allot’s by %(skew)s: "
+        "charts of its nodes are shifted. Set up time synchronisation (NTP) there."
+    )
+    values = {"zone": zone.name, "skew": formats.skew(zone.clock_skew_s)}
+    return Banner("warning", "warning", text % values)
 
 
 def _planner(now: datetime) -> list[Banner]:

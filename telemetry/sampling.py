@@ -11,7 +11,7 @@ processes that hold it, its memory their real resident memory. Nothing is invent
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
@@ -111,7 +111,7 @@ class _Usage:
 
 
 class _Rates:
-    """Turns growing counters into rates; forgets those that were not read in a round."""
+    """Turns growing counters into rates; forgets owners that are gone."""
 
     def __init__(self) -> None:
         self._before: dict[tuple[str, str], tuple[float, float]] = {}
@@ -128,8 +128,11 @@ class _Rates:
         growth, seconds = counter - before[0], now - before[1]
         return growth / seconds if growth >= 0 and seconds > 0 else None
 
-    def end_round(self) -> None:
-        self._before, self._now = self._now, {}
+    def end_round(self, there: Collection[str]) -> None:
+        """Keep what was read last of all owners that are there, read in this round or not."""
+        before = self._before | self._now
+        self._before = {key: value for key, value in before.items() if key[0] in there}
+        self._now = {}
 
 
 class Sampler:
@@ -148,28 +151,36 @@ class Sampler:
         self._reader: DeviceReader = device_reader or NvmlReader()
         self._rates = _Rates()
 
-    def sample(self, attempts: Sequence[AttemptView], now: float) -> list[Sample]:
-        """Measure everything once.
+    def sample(
+        self, attempts: Sequence[AttemptView], now: float, only: Collection[str] | None = None
+    ) -> list[Sample]:
+        """Measure once.
 
         Args:
-            attempts: Those that run now on this agent's nodes.
+            attempts: All that run now on this agent's nodes.
             now: Unix seconds, the time of all samples returned.
+            only: Names of the nodes to measure; None: all.
 
         Returns:
             One sample per device, workload and node.
         """
-        usages = [self._usage(view, now) for view in attempts]
+        nodes = [node for node in self._nodes if only is None or node.name in only]
+        usages = [self._usage(view, now) for view in attempts if only is None or view.node in only]
         readings = {
             device.uuid: self._reader.read(device.uuid)
-            for node in self._nodes
+            for node in nodes
             if not node.is_simulated
             for device in node.devices
         }
-        samples = [*self._devices(usages, readings, now), *_workloads(usages, readings, now)]
-        for node in self._nodes:
+        samples = [
+            *_devices(nodes, usages, readings, now),
+            *_workloads(usages, readings, now),
+        ]
+        for node in nodes:
             values = _sums(node, usages) if node.is_simulated else self._machine(node, now)
             samples.append(Sample(f"node:{node.name}", now, values))
-        self._rates.end_round()
+        there = {f"attempt:{view.attempt_id}" for view in attempts}
+        self._rates.end_round(there | {f"node:{node.name}" for node in self._nodes})
         return samples
 
     def _usage(self, view: AttemptView, now: float) -> _Usage:
@@ -185,18 +196,6 @@ class Sampler:
             "net_tx_bytes_per_s": self._rates.of(key, "tx", tx, now),
         }
         return _Usage(view=view, pids=pids, values=values, resident_mib=resident_mib(pids))
-
-    def _devices(
-        self, usages: Sequence[_Usage], readings: Mapping[str, DeviceReading | None], now: float
-    ) -> Iterable[Sample]:
-        for node in self._nodes:
-            for device in node.devices:
-                if node.is_simulated:
-                    values = _simulated_device(device.uuid, usages)
-                else:
-                    reading = readings[device.uuid]
-                    values = {} if reading is None else reading.values
-                yield Sample(f"device:{device.uuid}", now, values)
 
     def _machine(self, node: NodeOffer, now: float) -> Values:
         """CPU, memory, network and disk of the whole machine, whoever uses them."""
@@ -229,6 +228,22 @@ class Sampler:
             "disk_used_mib": used,
             "disk_free_mib": free,
         }
+
+
+def _devices(
+    nodes: Sequence[NodeOffer],
+    usages: Sequence[_Usage],
+    readings: Mapping[str, DeviceReading | None],
+    now: float,
+) -> Iterable[Sample]:
+    for node in nodes:
+        for device in node.devices:
+            if node.is_simulated:
+                values = _simulated_device(device.uuid, usages)
+            else:
+                reading = readings[device.uuid]
+                values = {} if reading is None else reading.values
+            yield Sample(f"device:{device.uuid}", now, values)
 
 
 def _simulated_device(uuid: str, usages: Sequence[_Usage]) -> Values:

@@ -19,7 +19,7 @@ from typing import Any
 
 import uvicorn
 
-from scheduling.agent.protocol import CheckAnswer, CheckRequest, FieldProblem
+from scheduling.agent.protocol import CheckAnswer, CheckRequest, FieldProblem, WatchRequest
 from scheduling.agent.relay import SessionEndpoint
 
 WAIT_S = 30.0
@@ -59,9 +59,13 @@ class Host:
     sessions: dict[str, SessionEndpoint] = field(default_factory=dict)
     logs: dict[str, Path] = field(default_factory=dict)
     num_woken: int = 0
+    watched: list[WatchRequest] = field(default_factory=list)
 
     def wake(self) -> None:
         self.num_woken += 1
+
+    def watch(self, request: WatchRequest) -> None:
+        self.watched.append(request)
 
     def log_path(self, attempt_id: str) -> Path | None:
         return self.logs.get(attempt_id)

@@ -28,6 +28,7 @@ from scheduling.agent.folders import Folders
 from scheduling.agent.idle import IdleWatch
 from scheduling.agent.launch import Site
 from scheduling.agent.protocol import (
+    AGENT_HEADER,
     Acknowledged,
     AttemptReport,
     CheckAnswer,
@@ -36,18 +37,19 @@ from scheduling.agent.protocol import (
     Message,
     ProtocolError,
     Report,
+    WatchRequest,
     decode,
     encode,
 )
 from scheduling.agent.relay import RELAY_SERVER_OPTIONS, SessionEndpoint, create_app
 from scheduling.agent.runner import Runner
 from scheduling.agent.spool import Spool
+from scheduling.agent.watched import SAMPLE_EVERY_S, WATCHED_EVERY_S, Watched
 
 log = logging.getLogger(__name__)
 
 REPORT_EVERY_S = 3.0
 DESIRED_EVERY_S = 2.0
-SAMPLE_EVERY_S = 5.0
 _TICK_S, _TICK_WHILE_CHANGING_S = 0.25, 0.05
 _LOOK_FOR_ANSWERS_EVERY_S = 0.3
 _LOOK_FOR_IDLENESS_EVERY_S = 10.0
@@ -95,9 +97,16 @@ class _Server(uvicorn.Server):
 
 
 class Orchestrator:
-    """HTTP to the orchestrator, which may be away; says so once, and once when it is back."""
+    """HTTP to the orchestrator, which may be away; says so once, and once when it is back.
+
+    Attributes:
+        number: Of this agent; tells it from another that claims the same zone.
+    """
 
     def __init__(self, options: Options) -> None:
+        self.number = ""
+        self._host = socket.gethostname()
+        self._refused_nodes: list[str] = []
         self._token_file = options.token_file
         path = options.server.removeprefix("unix:")
         transport = None if path == options.server else httpx.AsyncHTTPTransport(uds=path)
@@ -118,7 +127,16 @@ class Orchestrator:
 
     async def report(self, report: Report) -> Acknowledged | None:
         """Tell what is observed; None if it could not be told."""
-        return await self._ask("POST", "/agent/v1/report", Acknowledged, encode(report))
+        answer = await self._ask("POST", "/agent/v1/report", Acknowledged, encode(report))
+        if answer is not None and answer.refused_nodes != self._refused_nodes:
+            self._refused_nodes = answer.refused_nodes
+            if self._refused_nodes:
+                log.error(
+                    "nodes %s belong to the agent of another zone and are left alone: give each "
+                    "node a name of its own",
+                    ", ".join(self._refused_nodes),
+                )
+        return answer
 
     async def desired(self, zone: str) -> Desired | None:
         """What should be; None if that cannot be learnt now."""
@@ -154,16 +172,19 @@ class Orchestrator:
     async def _request(self, method: str, path: str, body: bytes | None) -> httpx.Response | None:
         try:
             token = self._token_file.read_text().strip()
-            return await self._client.request(
-                method, path, content=body, headers={"Authorization": f"Bearer {token}"}
-            )
+            headers = {"Authorization": f"Bearer {token}"}
+            if self.number:
+                headers[AGENT_HEADER] = f"{self.number} {self._host}"
+            return await self._client.request(method, path, content=body, headers=headers)
         except (httpx.HTTPError, OSError) as error:
             self._failed(f"{type(error).__name__} {error}".strip())
             return None
 
     def _failed(self, what: str) -> None:
         if self._num_failures == 0:
-            log.warning("the orchestrator cannot be reached, work goes on without it: %s", what)
+            log.warning(
+                "the orchestrator cannot be reached or refuses, work goes on without it: %s", what
+            )
         self._num_failures += 1
 
     async def close(self) -> None:
@@ -191,6 +212,7 @@ class Controller:
         self.idle = IdleWatch()
         self.orchestrator = Orchestrator(options)
         self.spool = Spool(options.zone, self.inventory.nodes, options.var / "spool")
+        self.watched = Watched([each.name for each in self.inventory.nodes], time.monotonic)
         self._woken, self._changed = asyncio.Event(), asyncio.Event()
         self._sampled = asyncio.Event()
         self._is_stopping = False
@@ -201,6 +223,10 @@ class Controller:
     def wake(self) -> None:
         """Read the desired state soon."""
         self._woken.set()
+
+    def watch(self, request: WatchRequest) -> None:
+        """Measure these nodes every second for a while."""
+        self.watched.watch(request.nodes, request.for_s)
 
     def log_path(self, attempt_id: str) -> Path | None:
         """The attempt's log."""
@@ -225,6 +251,7 @@ class Controller:
         """
         self.site.folders.prepare(is_open=not self.site.isolation.has_namespaces)
         with _only_agent(self.site.folders.root):
+            self.orchestrator.number = self.site.folders.agent_number
             self.runner.adopt()
             loop = asyncio.get_running_loop()
             loop.add_signal_handler(signal.SIGTERM, self._leave.set)
@@ -335,16 +362,25 @@ class Controller:
             await asyncio.sleep(_LOOK_FOR_ANSWERS_EVERY_S)
 
     async def _sample_forever(self) -> None:
-        """Measure at even distances, however long measuring and sending take."""
+        """Measure at even distances, however long measuring and sending take: every node every
+        five seconds, and every second those that somebody looks at.
+        """
         clock = asyncio.get_running_loop().time
-        due = clock()
+        due, all_due = clock(), clock() + SAMPLE_EVERY_S
         while True:
-            due = max(due + SAMPLE_EVERY_S, clock())
+            due = max(due + WATCHED_EVERY_S, clock())
             await asyncio.sleep(due - clock())
-            views, now = self.runner.views(), time.time()
-            samples = await asyncio.to_thread(self.spool.sample, views, now)
-            self.idle.sampled(self.runner.watched(), samples, now)
-            self._sampled.set()
+            # Half a step early rather than late: both walk on the same seconds.
+            is_everything = due > all_due - WATCHED_EVERY_S / 2
+            only = None if is_everything else self.watched.now()
+            if is_everything:
+                all_due = max(all_due + SAMPLE_EVERY_S, due)
+            if only is None or only:
+                views, now = self.runner.views(), time.time()
+                samples = await asyncio.to_thread(self.spool.sample, views, now, only)
+                self._sampled.set()
+                if is_everything:
+                    self.idle.sampled(self.runner.watched(), samples, now)
 
     async def _look_for_idleness_forever(self) -> None:
         while True:

@@ -10,6 +10,7 @@ import fcntl
 import json
 import os
 import re
+import secrets
 import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -46,6 +47,19 @@ class Folders:
     def root(self) -> Path:
         """The agent's part of the data folder."""
         return self.var / "agent"
+
+    @property
+    def agent_number(self) -> str:
+        """Tells this data folder's agent from all others; made at the first start."""
+        path = self.root / "number"
+        with suppress(FileNotFoundError):
+            if number := path.read_text().strip():
+                return number
+        number = secrets.token_hex(16)
+        temporary = path.with_suffix(".tmp")
+        temporary.write_text(number)
+        os.replace(temporary, path)
+        return number
 
     @property
     def attempts(self) -> Path:

@@ -5,7 +5,8 @@ that should be (`Desired`), and acts on the difference; either side may restart 
 any message may be repeated. Messages are JSON. A reader ignores fields that it does not know; a new
 meaning needs a new `PROTOCOL`.
 
-HTTP, with `Authorization: Bearer <agent token>`:
+HTTP, with `Authorization: Bearer <agent token>` and `Allot-Agent: <number> <host>` (a number that
+the agent's data folder keeps): of two agents that claim one zone the second is answered 409.
 
     POST /agent/v1/report    Report  -> Acknowledged
     GET  /agent/v1/desired   ?zone=  -> Desired
@@ -18,6 +19,7 @@ secret>`:
     POST /attempts/<id>/wake                      bring a swapped-out session's GPU back
     GET  /attempts/<id>/log?offset=N&limit=M      raw bytes; `X-Log-Size`: size of the whole log
     POST /check                                   CheckRequest -> CheckAnswer, before accepting it
+    POST /watch                                   WatchRequest -> 204, while somebody looks
     ANY  /attempts/<id>/session/<path>            HTTP and WebSocket, to the session's own Unix
     socket
 """
@@ -45,6 +47,8 @@ from telemetry.messages import Sample as Sample
 from telemetry.messages import SampleBatch as SampleBatch
 
 Message = TypeVar("Message")
+
+AGENT_HEADER = "Allot-Agent"
 
 
 class ProtocolError(Exception):
@@ -317,10 +321,23 @@ class Acknowledged:
         settled: Attempts recorded as ended: the agent may drop its record of them, but not their
             logs or checkpoints.
         settled_loans: Loans recorded as ended or refused: the agent may forget them.
+        refused_nodes: Names that the agent of another zone holds: nothing was recorded of them.
     """
 
     settled: list[str] = field(default_factory=list)
     settled_loans: list[str] = field(default_factory=list)
+    refused_nodes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class WatchRequest:
+    """These nodes are on somebody's screen: measure them every second, for so long.
+
+    Asked again while somebody looks, so that nothing goes on when the web is gone.
+    """
+
+    nodes: list[str]
+    for_s: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,14 @@ from scheduling.agent.forward import (
     has_dot_segments,
     target_of,
 )
-from scheduling.agent.protocol import CheckAnswer, CheckRequest, ProtocolError, decode, encode
+from scheduling.agent.protocol import (
+    CheckAnswer,
+    CheckRequest,
+    ProtocolError,
+    WatchRequest,
+    decode,
+    encode,
+)
 
 log = logging.getLogger(__name__)
 
@@ -82,6 +89,10 @@ class RelayHost(Protocol):
 
     def wake(self) -> None:
         """Read the desired state soon."""
+        ...
+
+    def watch(self, request: WatchRequest) -> None:
+        """Measure these nodes every second for a while."""
         ...
 
     def log_path(self, attempt_id: str) -> Path | None:
@@ -151,6 +162,8 @@ class _Relay:
             await client.respond(204, [], b"")
         elif path == b"/check" and method == "POST":
             await self._check(client)
+        elif path == b"/watch" and method == "POST":
+            await self._watch(client)
         else:
             raise RelayError(404, "The relay has no such route.")
 
@@ -196,6 +209,14 @@ class _Relay:
             raise RelayError(400, str(error)) from error
         answer = await self._host.check(request)
         await client.respond(200, [(b"content-type", b"application/json")], encode(answer))
+
+    async def _watch(self, client: Client) -> None:
+        try:
+            request = decode(await _read_body(client), WatchRequest)
+        except ProtocolError as error:
+            raise RelayError(400, str(error)) from error
+        self._host.watch(request)
+        await client.respond(204, [], b"")
 
 
 @dataclass(frozen=True, slots=True)

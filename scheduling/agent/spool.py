@@ -13,7 +13,7 @@ import threading
 import time
 import uuid
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,11 +83,13 @@ class Spool:
         for unfinished in folder.glob("*.part"):
             unfinished.unlink(missing_ok=True)
 
-    def sample(self, views: Sequence[AttemptView], now: float) -> list[Sample]:
-        """Measure once and keep a batch per node; what was measured."""
+    def sample(
+        self, views: Sequence[AttemptView], now: float, only: Collection[str] | None = None
+    ) -> list[Sample]:
+        """Measure once, all nodes or some by name, and keep a batch per node; what was measured."""
         node_of = self._node_of | {f"workload:{view.workload_id}": view.node for view in views}
         by_node: dict[str, list[Sample]] = defaultdict(list)
-        samples = self._sampler.sample(views, now)
+        samples = self._sampler.sample(views, now, only)
         for sample in samples:
             if sample.subject in node_of:
                 by_node[node_of[sample.subject]].append(

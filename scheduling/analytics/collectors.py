@@ -7,11 +7,10 @@ from datetime import datetime, timedelta
 
 from django.db.models import Max, Sum
 
-from scheduling.models import Node
+from scheduling.models import SKEWED_FROM_S, Node
 from telemetry.models import Batch
 
 STALE_AFTER_S = 30.0
-SKEWED_FROM_S = 2.0
 LOSSES_OF = timedelta(hours=24)
 
 

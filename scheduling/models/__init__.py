@@ -23,6 +23,7 @@ from scheduling.models.history import (
     UsageVector,
 )
 from scheduling.models.nodes import (
+    SKEWED_FROM_S,
     Device,
     Node,
     NodeState,
@@ -51,6 +52,7 @@ from scheduling.models.workloads import (
 __all__ = [
     "ACTIVE_PHASES",
     "ENDED_PHASES",
+    "SKEWED_FROM_S",
     "WAITING_PHASES",
     "Allocation",
     "Attempt",

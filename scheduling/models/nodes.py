@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from django_stubs_ext.db.models.manager import RelatedManager
 
 
+SKEWED_FROM_S = 2.0
+"""So far a clock may differ from ours before times of its samples mislead."""
+
+
 class Zone(models.Model):
     """Nodes under one Resource Controller (agent).
 
@@ -22,6 +26,8 @@ class Zone(models.Model):
         relay_url, relay_secret: Where the agent's relay listens, and what it expects; both come in
             each report.
         clock_skew_s: The agent's clock minus ours at the last report.
+        agent_id, agent_host: The agent that holds the zone (`services.claims`).
+        rival, rival_at: The machine of another that claimed it in vain, and when it last did.
     """
 
     name = models.CharField(max_length=40, unique=True, validators=[validate_slug])
@@ -31,12 +37,21 @@ class Zone(models.Model):
     last_report_at = models.DateTimeField(null=True, blank=True)
     clock_skew_s = models.FloatField(default=0.0)
     is_stopping = models.BooleanField(default=False)
+    agent_id = models.CharField(max_length=64, blank=True, db_default="")
+    agent_host = models.CharField(max_length=255, blank=True, db_default="")
+    rival = models.CharField(max_length=255, blank=True, db_default="")
+    rival_at = models.DateTimeField(null=True, blank=True)
 
     if TYPE_CHECKING:
         nodes: RelatedManager[Node]
 
     def __str__(self) -> str:
         return self.name
+
+    @property
+    def is_skewed(self) -> bool:
+        """Whether the agent's clock differs so much that times mislead."""
+        return abs(self.clock_skew_s) >= SKEWED_FROM_S
 
 
 class NodeState(models.TextChoices):
@@ -46,7 +61,12 @@ class NodeState(models.TextChoices):
 
 
 class Node(models.Model):
-    """A machine, real or simulated, as its agent declares it."""
+    """A machine, real or simulated, as its agent declares it.
+
+    Attributes:
+        rival, rival_at: Zone and machine of another agent that claimed its name in vain, and when
+            it last did (`services.claims`).
+    """
 
     name = models.CharField(max_length=63, unique=True)
     zone = models.ForeignKey(Zone, on_delete=models.PROTECT, related_name="nodes")
@@ -63,6 +83,8 @@ class Node(models.Model):
     fraction_mechanism = models.CharField(max_length=200, blank=True)
     driver = models.CharField(max_length=40, blank=True)
     last_report_at = models.DateTimeField(null=True, blank=True)
+    rival = models.CharField(max_length=300, blank=True, db_default="")
+    rival_at = models.DateTimeField(null=True, blank=True)
 
     if TYPE_CHECKING:
         devices: RelatedManager[Device]

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
@@ -33,22 +34,28 @@ from scheduling.models import (
     Workload,
     Zone,
 )
-from scheduling.services import uptime
+from scheduling.services import claims, uptime
+from scheduling.services.claims import GIVEN_UP_AFTER_S, LOST_AFTER_S
 from scheduling.services.events import announce_workload, record_event, wake_planner
 from scheduling.services.transitions import advance, lock
 
 if TYPE_CHECKING:
     from scheduling.agent import protocol
 
-LOST_AFTER_S = 15
-"""No report for so long: the node is lost (agents report every three seconds)."""
-GIVEN_UP_AFTER_S = 90
-"""Longer than a training's lease (60 s), so that its shim has stopped it before it starts anew."""
 
+def record_nodes(
+    zone: Zone, report: protocol.Report, agent: claims.Identity = claims.UNTOLD
+) -> list[str]:
+    """Register the zone's nodes and devices, and note that its agent is there.
 
-def record_nodes(zone: Zone, report: protocol.Report) -> None:
-    """Register the zone's nodes and devices, and note that its agent is there."""
+    Returns:
+        Names of nodes that another zone's agent holds; of these nothing is recorded.
+
+    Raises:
+        RivalError: another agent holds the zone.
+    """
     now = timezone.now()
+    claims.claim_zone(zone, agent, now)
     changed = False
     with transaction.atomic():
         Zone.objects.filter(pk=zone.pk).update(
@@ -59,16 +66,18 @@ def record_nodes(zone: Zone, report: protocol.Report) -> None:
             is_stopping=report.is_stopping,
         )
         changed = zone.is_stopping != report.is_stopping
-        names = [item.name for item in report.nodes]
         known = {
             node.name: node
             for node in Node.objects.select_related("zone", "node_type")
             .prefetch_related("devices")
-            .filter(name__in=names)
+            .filter(name__in=[item.name for item in report.nodes])
         }
+        refused = claims.claimed_elsewhere(zone, known.values(), agent.host, now)
+        nodes = [item for item in report.nodes if item.name not in refused]
+        names = [item.name for item in nodes]
         before = {name: known[name].last_report_at if name in known else None for name in names}
         types = list(NodeType.objects.all())
-        for seen in report.nodes:
+        for seen in nodes:
             changed |= _record_node(zone, seen, known.get(seen.name), types)
         Node.objects.filter(name__in=names).update(last_report_at=now)
         uptime.seen(before, now, bridged_s=GIVEN_UP_AFTER_S)
@@ -76,6 +85,7 @@ def record_nodes(zone: Zone, report: protocol.Report) -> None:
             _record_capacity()
             wake_planner("nodes")
             announce(NODES_TOPIC)
+    return sorted(refused)
 
 
 def _record_node(
@@ -180,12 +190,15 @@ def record_attempts(zone: Zone, reports: Sequence[protocol.AttemptReport]) -> li
             pk__in=[_uuid(item.attempt_id) for item in reports], node__zone=zone
         ).select_related("workload")
     }
+    kept = _kept_checkpoints(known.values(), reports)
     for report in reports:
         attempt = known.get(report.attempt_id)
         if attempt is None:
             # Not ours (another database, a restored backup): once it has ended nobody needs it.
             if report.phase in ("exited", "refused"):
                 settled.append(report.attempt_id)
+            continue
+        if _is_as_recorded(attempt, report, kept[attempt.workload_id]):
             continue
         if attempt.phase != AttemptPhase.ENDED:
             _record_attempt(attempt, report)
@@ -194,6 +207,52 @@ def record_attempts(zone: Zone, reports: Sequence[protocol.AttemptReport]) -> li
         if report.phase in ("exited", "refused"):
             settled.append(report.attempt_id)
     return settled
+
+
+def _kept_checkpoints(
+    attempts: Iterable[Attempt], reports: Sequence[protocol.AttemptReport]
+) -> Mapping[uuid.UUID, set[str]]:
+    """Keys of the checkpoints that are there, by workload, of those that report any."""
+    kept: defaultdict[uuid.UUID, set[str]] = defaultdict(set)
+    saving = {item.attempt_id for item in reports if item.checkpoints}
+    workloads = {attempt.workload_id for attempt in attempts if str(attempt.pk) in saving}
+    if workloads:
+        rows = Checkpoint.objects.filter(workload__in=workloads, is_kept=True)
+        for workload, key in rows.values_list("workload_id", "key"):
+            kept[workload].add(key)
+    return kept
+
+
+def _is_as_recorded(
+    attempt: Attempt, report: protocol.AttemptReport, kept: Collection[str]
+) -> bool:
+    """Whether the report of an attempt that goes on says nothing new, so that it costs no query.
+
+    Read without a lock: what changes meanwhile is found by the next report.
+    """
+    if report.phase in ("exited", "refused") or attempt.phase != report.phase:
+        return False
+    if report.checkpoints and {item.key for item in report.checkpoints} != kept:
+        return False
+    workload = attempt.workload
+    # A lost workload is found again, one that starts becomes ready.
+    if workload.current_id == attempt.pk and (
+        workload.phase == Phase.LOST or (workload.phase == Phase.STARTING and attempt.is_ready)
+    ):
+        return False
+    before = _facts(attempt)
+    _copy_facts(attempt, report)
+    return _facts(attempt) == before
+
+
+def _facts(attempt: Attempt) -> tuple[object, ...]:
+    """All that `_copy_facts` may change."""
+    return (
+        *_visible(attempt),
+        attempt.peak_memory_mib,
+        attempt.memory_limit_mib,
+        attempt.cpu_limit_milli,
+    )
 
 
 def _uuid(text: str) -> uuid.UUID:

@@ -138,6 +138,12 @@ def memory_of(held: int, total: int) -> str:
 
 
 @register.filter
+def skew(seconds: float) -> str:
+    """How far a clock is from ours, with its sign."""
+    return formats.skew(seconds)
+
+
+@register.filter
 def filesize(num_bytes: int) -> str:
     return formats.size(num_bytes)
 
@@ -261,10 +267,12 @@ def resource_bar(bar: Bar, *, thin: bool = False) -> dict[str, object]:
     return {"bar": bar, "thin": thin}
 
 
-@register.inclusion_tag("_banners.html")
-def system_banners() -> dict[str, list[Banner]]:
+@register.inclusion_tag("_banners.html", takes_context=True)
+def system_banners(context: Context) -> dict[str, list[Banner]]:
     """What everybody should know now: simulated nodes, an agent that is away."""
-    return {"banners": banners(timezone.now())}
+    request: HttpRequest | None = context.get("request")
+    is_admin = request is not None and request.user.is_superuser
+    return {"banners": banners(timezone.now(), is_admin=is_admin)}
 
 
 @register.simple_tag(takes_context=True)

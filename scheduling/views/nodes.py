@@ -19,6 +19,7 @@ from scheduling.bars import Bar
 from scheduling.live import NODES_TOPIC
 from scheduling.models import Allocation, Device, DeviceAllocation, Node
 from scheduling.selectors import DEVICE_MILLI, NOTHING_THERE, OnNode, gpu_bar, on_nodes
+from scheduling.services.claims import GIVEN_UP_AFTER_S, rival_of
 from scheduling.views import bands
 from scheduling.views.charts import node_charts, range_of
 from scheduling.views.pages import PageRequest, page
@@ -114,6 +115,8 @@ def node(request: PageRequest, name: str) -> HttpResponse:
     context = {
         "topics": [NODES_TOPIC],
         "node": row,
+        "rival": rival_of(row, now),
+        "given_up_s": GIVEN_UP_AFTER_S,
         "cards": _cards(devices, allocations, visible),
         "without_gpu": [item for item in allocations if not item.gpu_milli],
         "visible": visible,

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import httpx
@@ -26,6 +27,8 @@ from scheduling.agent.protocol import (
     CheckAnswer,
     CheckRequest,
     ExitCause,
+    SampleBatch,
+    WatchRequest,
     decode,
     encode,
 )
@@ -96,14 +99,23 @@ def test_a_persons_first_two_workloads_may_start_together(driver: Driver) -> Non
         assert driver.until_phase(wanted, *FINAL).exit_code == 0
 
 
+WATCHED = "sim-t4-1"
+
+
 def ask_relay(
-    folders: Folders, orchestrator: Orchestrator, path: str, *, posts: bool = False
+    folders: Folders,
+    orchestrator: Orchestrator,
+    path: str,
+    *,
+    posts: bool = False,
+    body: bytes | None = None,
 ) -> httpx.Response:
     secret = orchestrator.reports[-1].relay_secret
     transport = httpx.HTTPTransport(uds=str(folders.run / "relay.sock"))
     with httpx.Client(transport=transport, base_url="http://relay") as client:
         headers = {"Authorization": f"Bearer {secret}"}
-        return client.request("POST" if posts else "GET", path, headers=headers)
+        method = "POST" if posts or body is not None else "GET"
+        return client.request(method, path, headers=headers, content=body)
 
 
 def test_the_demonstrations_nodes_are_registered(agent: Agent, orchestrator: Orchestrator) -> None:
@@ -134,6 +146,41 @@ def test_a_woken_agent_starts_what_is_wanted_and_tells_its_end(
     orchestrator.until(lambda: orchestrator.seen(wanted) is None)
     log = ask_relay(folders, orchestrator, f"/attempts/{wanted.attempt_id}/log")
     assert log.text == "hello\n"
+
+
+def test_what_is_on_a_screen_is_measured_every_second_until_nobody_asks_any_more(
+    agent: Agent, orchestrator: Orchestrator, folders: Folders
+) -> None:
+    orchestrator.until(lambda: orchestrator.reports)
+    wanted = spec("bash", "-c", "while :; do :; done", node=WATCHED, cpu_milli=500)
+    orchestrator.want(wanted)
+    orchestrator.until(lambda: (seen := orchestrator.seen(wanted)) and seen.pid)
+    wish = WatchRequest([WATCHED, "nowhere"], 4.0)
+    ask_relay(folders, orchestrator, "/watch", body=encode(wish))
+    asked_at = time.time()
+    orchestrator.until(lambda: measured(orchestrator.batches, WATCHED)[-1:] > [asked_at + 9.5])
+    times = [at for at in measured(orchestrator.batches, WATCHED) if at > asked_at]
+    others = [at for at in measured(orchestrator.batches, "sim-v100-1") if at > asked_at]
+    watched = [at for at in times if at <= asked_at + 4.1]
+    assert 3 <= len(watched) <= 5
+    assert all(0.5 < later - at < 1.9 for at, later in pairwise(watched))
+    # The wish was not renewed, as when the web dies.
+    assert len([at for at in times if at > asked_at + 5.0]) <= 2
+    assert len(others) <= 3
+    # Rates are right at both distances: half a core, which is its limit.
+    cores = [
+        sample.values["cpu_cores"]
+        for batch in orchestrator.batches
+        for sample in batch.samples
+        if sample.subject == f"workload:{wanted.workload_id}" and sample.at > asked_at
+    ]
+    assert all(value is not None and 0.2 < value < 0.8 for value in cores[1:])
+    assert len(cores) >= len(times) - 1
+
+
+def measured(batches: list[SampleBatch], node_name: str) -> list[float]:
+    """When a node was measured, in order."""
+    return sorted({batch.samples[0].at for batch in batches if batch.node == node_name})
 
 
 def test_killed_with_work_running_the_next_agent_takes_it_over(

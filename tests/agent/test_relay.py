@@ -15,7 +15,7 @@ import pytest
 from websockets.asyncio.client import unix_connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from scheduling.agent.protocol import CheckRequest, encode
+from scheduling.agent.protocol import CheckRequest, WatchRequest, encode
 from scheduling.agent.relay import RELAY_SERVER_OPTIONS, SessionEndpoint, create_app
 from tests.serving import Host, TalkingUpstream, served, wait_until
 
@@ -96,6 +96,15 @@ async def test_without_the_secret_no_websocket_opens(web: httpx.AsyncClient, fol
 
 
 # ---------------------------------------------------------------- waking, checking, logs
+
+
+async def test_says_which_nodes_are_on_a_screen(web: httpx.AsyncClient, host: Host) -> None:
+    wish = WatchRequest(["sim-t4-1"], 12.0)
+    assert (await web.post("/watch", content=encode(wish))).status_code == 204
+    assert host.watched == [wish]
+    for nonsense in (b"", b"{}", b'{"nodes": "all", "for_s": 1}', b'{"nodes": [], "for_s": "x"}'):
+        assert (await web.post("/watch", content=nonsense)).status_code == 400
+    assert host.watched == [wish]
 
 
 async def test_wakes_the_agent(web: httpx.AsyncClient, host: Host) -> None:

@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import time
+from datetime import timedelta
 
 import pytest
 from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
 
-from projects.models import NodeType
+from projects.models import NodeType, User
 from scheduling.agent import protocol
 from scheduling.cycle import run_cycle
-from scheduling.models import Device, Node
-from tests.factories import AGENT_TOKEN, session_spec, simulated_node, submitted, training_spec
+from scheduling.models import Device, Node, Zone
+from scheduling.services.claims import GIVEN_UP_AFTER_S, LOST_AFTER_S
+from scheduling.services.zones import ensure_zone
+from tests.factories import (
+    AGENT_TOKEN,
+    attempt_report,
+    session_spec,
+    simulated_node,
+    submitted,
+    training_spec,
+)
 from tests.scheduling.conftest import Organisation
 
 pytestmark = pytest.mark.django_db
@@ -133,3 +144,137 @@ def test_a_report_of_many_nodes_costs_the_queries_of_one(agent_client: Client) -
         return len(queries)
 
     assert num_queries(30) == num_queries(1)
+
+
+def test_an_attempt_that_goes_on_as_before_costs_no_query(
+    organisation: Organisation, agent_client: Client
+) -> None:
+    first = submitted(training_spec(organisation.language), organisation.lena)
+    run_cycle()
+
+    def num_queries(*rows: object) -> int:
+        seen = [
+            attempt_report(row, "running", started_at=1.7e9, checkpoints=[saved(row)])  # type: ignore[arg-type]
+            for row in rows
+        ]
+        post(agent_client, "report", report(attempts=seen))
+        with CaptureQueriesContext(connection) as queries:
+            assert post(agent_client, "report", report(attempts=seen))[0] == 200
+        return len(queries)
+
+    def saved(row: object) -> protocol.CheckpointReport:
+        return protocol.CheckpointReport(f"{row}", saved_at=1.7e9, size_bytes=1, sha256="0" * 64)
+
+    of_one = num_queries(first)
+    others = [submitted(training_spec(organisation.language), organisation.lena) for _ in "123"]
+    run_cycle()
+    assert num_queries(first, *others) == of_one
+    first.refresh_from_db()
+    assert first.phase == "running"
+
+
+def test_a_first_checkpoint_is_recorded_though_nothing_else_is_new(
+    organisation: Organisation, agent_client: Client
+) -> None:
+    row = submitted(training_spec(organisation.language), organisation.lena)
+    run_cycle()
+    seen = attempt_report(row, "running", started_at=1.7e9)
+    post(agent_client, "report", report(attempts=[seen]))
+    saved = protocol.CheckpointReport("k", saved_at=1.7e9, size_bytes=1, sha256="0" * 64)
+    seen = attempt_report(row, "running", started_at=1.7e9, checkpoints=[saved])
+    post(agent_client, "report", report(attempts=[seen]))
+    assert row.checkpoints.count() == 1
+
+
+class TestTwoAgents:
+    """One zone, or one node name, claimed by two."""
+
+    def client(self, number: str, host: str, token: str = AGENT_TOKEN) -> Client:
+        return Client(
+            headers={"authorization": f"Bearer {token}", "allot-agent": f"{number} {host}"}
+        )
+
+    def silent_for(self, seconds: float, **changes: object) -> None:
+        at = timezone.now() - timedelta(seconds=seconds)
+        Zone.objects.filter(name="local").update(last_report_at=at, **changes)
+
+    def test_the_second_of_a_zone_is_refused_in_words(self, organisation: Organisation) -> None:
+        first, second = self.client("a", "alpha"), self.client("b", "beta")
+        assert post(first, "report", report(relay_url="unix:/alpha"))[0] == 200
+        status, said = post(second, "report", report(relay_url="unix:/beta"))
+        assert status == 409
+        assert b"alpha" in said
+        assert b"beta" in said
+        assert second.get("/agent/v1/desired").status_code == 409
+        batch = protocol.SampleBatch(zone="local", node="sim-t4-1", batch_id="1", samples=[])
+        assert post(second, "samples", protocol.encode(batch))[0] == 409
+        assert Zone.objects.get(name="local").relay_url == "unix:/alpha"
+        assert first.get("/agent/v1/desired").status_code == 200
+
+    def test_a_copy_of_the_data_folder_on_another_machine_is_another(
+        self, organisation: Organisation
+    ) -> None:
+        assert post(self.client("a", "alpha"), "report", report())[0] == 200
+        assert post(self.client("a", "beta"), "report", report())[0] == 409
+        assert post(self.client("a", "alpha"), "report", report())[0] == 200
+
+    def test_after_a_long_silence_another_takes_over(self, organisation: Organisation) -> None:
+        first, second = self.client("a", "alpha"), self.client("b", "beta")
+        post(first, "report", report())
+        self.silent_for(GIVEN_UP_AFTER_S - 5)
+        assert post(second, "report", report())[0] == 409
+        self.silent_for(GIVEN_UP_AFTER_S + 1)
+        assert post(second, "report", report())[0] == 200
+        assert post(first, "report", report())[0] == 409, "who comes back late is the second"
+
+    def test_after_a_clean_stop_sooner(self, organisation: Organisation) -> None:
+        first, second = self.client("a", "alpha"), self.client("b", "beta")
+        post(first, "report", report(is_stopping=True))
+        assert post(second, "report", report())[0] == 409
+        self.silent_for(LOST_AFTER_S + 1)
+        assert post(second, "report", report())[0] == 200
+
+    def test_a_name_of_another_zones_node_is_refused_and_its_page_says_so(
+        self, organisation: Organisation
+    ) -> None:
+        ensure_zone("far", "far-token")
+        mine, other = self.client("a", "alpha"), self.client("b", "beta", "far-token")
+        post(mine, "report", report(nodes=[simulated_node("gpu-1")]))
+        nodes = [simulated_node("gpu-1", kind="v100"), simulated_node("gpu-2")]
+        status, content = post(other, "report", report(zone="far", nodes=nodes))
+        assert status == 200
+        answer = protocol.decode(content, protocol.Acknowledged)
+        assert answer.refused_nodes == ["gpu-1"]
+        kept = Node.objects.get(name="gpu-1")
+        assert (kept.zone.name, kept.labels) == ("local", {"allot/node-type": "t4"})
+        assert Node.objects.get(name="gpu-2").zone.name == "far"
+        viewer = Client()
+        viewer.force_login(organisation.vera)
+        page = viewer.get("/nodes/gpu-1").content.decode()
+        assert "far, beta" in page
+        assert "second agent" in page
+        assert "second agent" not in viewer.get("/nodes/gpu-2").content.decode()
+
+    @pytest.mark.parametrize("header", ["n" * 65 + " h", "n " + "h" * 254, "n a\tb"])
+    def test_an_identity_that_cannot_be_is_refused(
+        self, organisation: Organisation, header: str
+    ) -> None:
+        client = Client(headers={"authorization": f"Bearer {AGENT_TOKEN}", "allot-agent": header})
+        assert post(client, "report", report())[0] == 400
+
+
+def test_a_clock_that_differs_is_told_on_the_nodes_page_and_to_admins(
+    organisation: Organisation, agent_client: Client
+) -> None:
+    nodes = [simulated_node("gpu-1")]
+    post(agent_client, "report", report(nodes=nodes, sent_at=time.time() + 3.5))
+    viewer, admin = Client(), Client()
+    viewer.force_login(organisation.vera)
+    admin.force_login(User.objects.create_superuser("root", password="x"))
+    page = viewer.get("/nodes/gpu-1").content.decode()
+    assert "differs from Allot’s by +3." in page
+    assert "The clock of zone" not in page
+    assert "The clock of zone local differs" in admin.get("/").content.decode()
+    assert "clock +3." in viewer.get("/live").content.decode()
+    post(agent_client, "report", report(nodes=nodes))
+    assert "differs" not in viewer.get("/nodes/gpu-1").content.decode()

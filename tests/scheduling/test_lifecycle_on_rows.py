@@ -23,7 +23,8 @@ from scheduling.models import (
     Workload,
 )
 from scheduling.services import ActionRefusedError, checkpoint_now, retry, stop
-from scheduling.services.observation import GIVEN_UP_AFTER_S, LOST_AFTER_S, watch_nodes
+from scheduling.services.claims import GIVEN_UP_AFTER_S, LOST_AFTER_S
+from scheduling.services.observation import watch_nodes
 from tests.factories import attempt_report, session_spec, submitted, training_spec
 from tests.scheduling.conftest import Organisation
 
