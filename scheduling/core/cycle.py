@@ -17,7 +17,7 @@ from scheduling.core.admission import Bound, Refusal, refusal
 from scheduling.core.consolidate import consolidate
 from scheduling.core.decisions import Decision, Evict, Hold, Move, Plan, Start
 from scheduling.core.demand import Item, Option
-from scheduling.core.ordering import Queue, workload_key
+from scheduling.core.ordering import Batch, Queue, workload_key
 from scheduling.core.preempt import PreemptVictims
 from scheduling.core.prospects import Prospects
 from scheduling.core.reclaim import ReclaimVictims, may_claim
@@ -224,7 +224,9 @@ class _Cycle:
         self._prospects = Prospects(state)
         self._reservations = Reservations(state)
         self._queue: Queue | None = None
-        self._waiting: list[Item] = [item for item in state.items if self._is_ready(item)]
+        self._batches: dict[object, Batch] = {}
+        self._loose: list[Item] = [item for item in state.items if self._is_ready(item)]
+        self._left: dict[int, Batch] = {}
         self._hopeless: set[object] = set()
         self._efforts: dict[object, Effort] = {}
 
@@ -235,20 +237,14 @@ class _Cycle:
     def run(self, step: Attempt) -> None:
         """One pass over everything that still waits, in order."""
         self._hopeless.clear()
-        self._waiting = [item for item in self._waiting if item.pending and not item.evicted]
-        worth: dict[object, bool] = {}
-
-        def is_worth_trying(item: Item) -> bool:
-            alike = _likeness(item)
-            answer = worth.get(alike)
-            if answer is None:
-                answer = worth[alike] = step.is_worth_trying(item)
-            return answer
-
-        waiting = self._waiting
+        self._gather()
+        batches = list(self._batches.values())
         if step.may_evict:
-            waiting = [item for item in waiting if self.state.delayed_until(item) is None]
-        self._queue = Queue(self.state.accounts, filter(is_worth_trying, waiting))
+            batches = [batch for batch in batches if self.state.delayed_until(batch.first) is None]
+        self._queue = Queue(
+            self.state.accounts,
+            [batch for batch in batches if step.is_worth_trying(batch.first)],
+        )
 
         def is_hopeless(item: Item) -> bool:
             """Every way to place it has failed for one like it in this pass."""
@@ -259,6 +255,34 @@ class _Cycle:
             return True
 
         self._queue.run(step.attempt, is_hopeless)
+
+    def _gather(self) -> None:
+        """Put what waits, and has changed since the last pass, among what is like it."""
+        for batch in self._left.values():
+            batch.entries = [entry for entry in batch.entries if entry[1].batch is batch]
+            if not batch.entries:
+                del self._batches[batch.alike]
+        self._left.clear()
+        grown: dict[int, Batch] = {}
+        for item in self._loose:
+            if item.pending and not item.evicted:
+                alike = (_likeness(item), self.state.delayed_until(item) is None)
+                batch = self._batches.get(alike)
+                if batch is None:
+                    batch = self._batches[alike] = Batch(alike)
+                batch.add(item)
+                grown[id(batch)] = batch
+        self._loose.clear()
+        for batch in grown.values():
+            batch.entries.sort()
+
+    def _set_apart(self, item: Item) -> None:
+        """A workload has changed: it is like its batch no more."""
+        batch = item.batch
+        if batch is not None:
+            item.batch = None
+            self._loose.append(item)
+            self._left[id(batch)] = batch
 
     # Step 2.
 
@@ -283,6 +307,7 @@ class _Cycle:
                     spots = self.state.find(item, option, count)
                 if spots is not None:
                     self.state.start(item, spots)
+                    self._set_apart(item)
                     return bool(item.pending)
                 self._hopeless.add(key(item, option, count))
             self._reservations.consider(item)
@@ -368,7 +393,17 @@ class _Cycle:
             state.start(item, found.spots)
         else:
             state.hold(item, found.spots)
+        self._set_apart(item)
+        for other in item.waits_for:
+            self._leave_queue(other)
         self._prospects.update(item, [victim.item for victim in found.victims], found.spots)
+
+    def _leave_queue(self, item: Item) -> None:
+        """A workload that lost something, and waits with the rest, is tried by itself."""
+        if item.batch is not None:
+            assert self._queue is not None
+            self._queue.set_apart(item)
+            self._set_apart(item)
 
     # Step 7.
 
@@ -399,21 +434,35 @@ class _Cycle:
         decisions: list[Decision] = list(self._departures())
         holds: list[Item] = []
         for item in state.items:
-            new = {
-                placed.replica.id: placed.spot.placement()
-                for placed in item.running
-                if placed.is_new
-            }
+            if item.running and item.running[-1].is_new:
+                decisions.append(self._start(item))
+            elif item.pending or item.held:
+                holds.append(item)
+                decisions.append(self._hold(item, waiting))
+        return Plan(tuple(decisions), state.accounts.numbers(), _positions(holds))
+
+    def _start(self, item: Item) -> Start:
+        new = {p.replica.id: p.spot.placement() for p in item.running if p.is_new}
+        held = {p.replica.id: p.spot.placement() for p in item.held}
+        victims = tuple(victim.id for victim in item.waits_for)
+        reason, is_borrowed = reasons.started(self.state, item)
+        return Start(item.id, new, reason, is_borrowed, held, victims)
+
+    def _hold(self, item: Item, waiting: reasons.Waiting) -> Hold:
+        """Why it waits; workloads of one batch share their reason, where no time of their own or
+        room kept for another comes in."""
+        batch = item.batch
+        if batch is None or item.held or item.waits_for or self._reservations.kept is not None:
             held = {p.replica.id: p.spot.placement() for p in item.held}
             victims = tuple(victim.id for victim in item.waits_for)
-            if new:
-                reason, is_borrowed = reasons.started(state, item)
-                decisions.append(Start(item.id, new, reason, is_borrowed, held, victims))
-            elif held or item.pending:
-                holds.append(item)
-                reason = waiting.reason(item, self._efforts.get(_likeness(item)))
-                decisions.append(Hold(item.id, reason, held, victims))
-        return Plan(tuple(decisions), state.accounts.numbers(), _positions(holds))
+            reason = waiting.reason(item, self._efforts.get(_likeness(item)))
+            return Hold(item.id, reason, held, victims)
+        reason = batch.reason
+        if reason is None:
+            reason = waiting.reason(item, self._efforts.get(_likeness(item)))
+            if self.state.delayed_until(item) is None:
+                batch.reason = reason
+        return Hold(item.id, reason)
 
     def _departures(self) -> Iterable[Decision]:
         """Evictions, those of one workload for one claimant as one; then moves."""
@@ -441,6 +490,7 @@ def _positions(holds: Iterable[Item]) -> dict[WorkloadId, tuple[int, int]]:
     positions = {}
     for queue in queues.values():
         queue.sort(key=workload_key)
+        length = len(queue)
         for i, item in enumerate(queue):
-            positions[item.id] = (i + 1, len(queue))
+            positions[item.id] = (i + 1, length)
     return positions

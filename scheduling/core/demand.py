@@ -9,6 +9,7 @@ first could not be placed.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from scheduling.core.accounts import Account, Amounts, Resources
 from scheduling.core.ledger import Ledger
@@ -23,6 +24,9 @@ from scheduling.core.types import (
     ResourceKey,
     Workload,
 )
+
+if TYPE_CHECKING:
+    from scheduling.core.ordering import Batch
 
 Labels = tuple[tuple[str, str], ...]
 """Labels that a node must have, in order of their keys."""
@@ -101,10 +105,12 @@ class Item:
         pending: Replicas without a place, in order of name.
         held: Places kept while victims release them.
         rank: Its priority, raised by aging: for the order of starts only.
+        batch: Those that wait and are alike, itself among them; None from when it changes.
     """
 
     __slots__ = (
         "account",
+        "batch",
         "evicted",
         "held",
         "id",
@@ -139,6 +145,7 @@ class Item:
         self.moved: dict[ReplicaId, Placement] = {}
         self.waits_for: list[Item] = []
         self.num_succeeded = 0
+        self.batch: Batch | None = None
 
     @property
     def num_missing(self) -> int:

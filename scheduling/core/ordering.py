@@ -11,6 +11,7 @@ from heapq import heapify, heappop, heappush
 
 from scheduling.core.accounts import Account, Accounts, Amounts
 from scheduling.core.admission import is_within_quota
+from scheduling.core.decisions import Reason
 from scheduling.core.demand import Item
 
 WorkloadKey = tuple[int, int, float, str]
@@ -102,46 +103,102 @@ def key_after_shrinking(item: Item) -> VictimKey:
     return (key[0], item.num_surplus <= 1, *key[2:])
 
 
-class _Branch:
-    """An account with its waiting workloads, or with children that have some."""
+class Batch:
+    """Workloads of one project that are alike to every rule, in order: what fails for the first
+    fails for all, so a pass handles them as one.
 
-    __slots__ = ("account", "children", "is_stale", "items")
+    Attributes:
+        alike: What they have in common.
+        entries: Each with its key, in order.
+        next: Number of the one that comes after the one in the heap of the pass under way.
+        reason: Why all of them wait, once it is known.
+    """
+
+    __slots__ = ("alike", "entries", "next", "reason")
+
+    def __init__(self, alike: object) -> None:
+        self.alike = alike
+        self.entries: list[tuple[WorkloadKey, Item]] = []
+        self.next = 0
+        self.reason: Reason | None = None
+
+    def add(self, item: Item) -> None:
+        item.batch = self
+        self.entries.append((workload_key(item), item))
+
+    @property
+    def first(self) -> Item:
+        return self.entries[0][1]
+
+
+class _Branch:
+    """An account with its waiting workloads, or with children that have some.
+
+    Of each batch only the next workload lies in the heap.
+    """
+
+    __slots__ = ("account", "children", "heads", "is_stale")
 
     def __init__(self, account: Account) -> None:
         self.account = account
-        self.items: list[tuple[WorkloadKey, Item]] = []
+        self.heads: list[tuple[WorkloadKey, Item, Batch | None]] = []
         self.children: list[tuple[ProjectKey, _Branch]] = []
         self.is_stale = False
 
     def next_amounts(self) -> Amounts | None:
         """What the next workload of this branch asks for; None when nothing waits."""
-        if self.items:
-            item = self.items[0][1]
+        if self.heads:
+            item = self.heads[0][1]
             count = item.num_next
             if count == 1:
                 return item.shape.first
             return tuple((r, amount * count) for r, amount in item.shape.first)
         return self.children[0][1].next_amounts() if self.children else None
 
+    def pop(self) -> Item:
+        """Take the next workload out; the one behind it in its batch moves up."""
+        _, item, batch = heappop(self.heads)
+        if batch is not None:
+            self._move_up(batch)
+        return item
+
+    def drop(self) -> None:
+        """The next workload is hopeless, and with it all that is alike."""
+        _, item, batch = heappop(self.heads)
+        if batch is not None and item.batch is not batch:
+            self._move_up(batch)
+
+    def _move_up(self, batch: Batch) -> None:
+        """Those that have changed since lie in the heap by themselves."""
+        entries = batch.entries
+        while batch.next < len(entries):
+            key, item = entries[batch.next]
+            batch.next += 1
+            if item.batch is batch:
+                heappush(self.heads, (key, item, batch))
+                return
+
 
 class Queue:
     """Everything that waits, in the order in which it is to be tried."""
 
-    def __init__(self, accounts: Accounts, items: Iterable[Item]) -> None:
+    def __init__(self, accounts: Accounts, batches: Iterable[Batch]) -> None:
         self._capacity = accounts.resources.capacity
         self._branches: dict[Account, _Branch] = {}
         self._root = _Branch.__new__(_Branch)
-        self._root.items, self._root.children, self._root.is_stale = [], [], False
-        for item in items:
-            self._branch(item.account).items.append((workload_key(item), item))
+        self._root.heads, self._root.children, self._root.is_stale = [], [], False
+        for batch in batches:
+            key, item = batch.entries[0]
+            batch.next = 1
+            self._branch(item.account).heads.append((key, item, batch))
         for branch in self._branches.values():
-            heapify(branch.items)
+            heapify(branch.heads)
         deepest_first = sorted(self._branches.values(), key=lambda b: -b.account.depth)
         for branch in deepest_first:
             amounts = branch.next_amounts()
             if amounts is not None:
-                key = project_key(branch.account, amounts, self._capacity)
-                heappush(self._above(branch).children, (key, branch))
+                key_above = project_key(branch.account, amounts, self._capacity)
+                heappush(self._above(branch).children, (key_above, branch))
 
     def _branch(self, account: Account) -> _Branch:
         branch = self._branches.get(account)
@@ -179,12 +236,12 @@ class Queue:
             ]
             heapify(branch.children)
             branch.is_stale = False
-        if branch.items:
-            _, item = heappop(branch.items)
+        if branch.heads:
+            item = branch.pop()
             if attempt(item):
-                heappush(branch.items, (workload_key(item), item))
-            while branch.items and is_hopeless(branch.items[0][1]):
-                heappop(branch.items)
+                heappush(branch.heads, (workload_key(item), item, None))
+            while branch.heads and is_hopeless(branch.heads[0][1]):
+                branch.drop()
             return
         _, child = heappop(branch.children)
         self._turn(child, attempt, is_hopeless)
@@ -198,3 +255,12 @@ class Queue:
         for level in account.path:
             if level in self._branches:
                 self._above(self._branches[level]).is_stale = True
+
+    def set_apart(self, item: Item) -> None:
+        """A workload that waits in its batch is no longer like the others: it lies by itself."""
+        branch, batch = self._branches.get(item.account), item.batch
+        if branch is None or batch is None:
+            return
+        for key, other in batch.entries[batch.next :]:
+            if other is item:
+                heappush(branch.heads, (key, item, None))
