@@ -17,7 +17,7 @@ from scheduling.core.admission import Bound, Refusal, refusal
 from scheduling.core.consolidate import consolidate
 from scheduling.core.decisions import Decision, Evict, Hold, Move, Plan, Start
 from scheduling.core.demand import Item, Option
-from scheduling.core.ordering import Batch, Queue, workload_key
+from scheduling.core.ordering import Batch, Queue, WorkloadKey, workload_key
 from scheduling.core.preempt import PreemptVictims
 from scheduling.core.prospects import Prospects
 from scheduling.core.reclaim import ReclaimVictims, may_claim
@@ -125,6 +125,7 @@ def plan(
     # 8. Say what was decided, and why the rest waits.
     decided = cycle.conclude()
     done("reasons")
+    state.dissolve()
     return decided
 
 
@@ -168,12 +169,8 @@ def _preempt(
 ) -> Found | None:
     if not prospects.could_ever_fit(item, option):
         return None
-    lower = (
-        other
-        for _, other in prospects.victim_heap(item.account.id)
-        if other.priority < item.priority
-    )
-    if _barrier(item, option) is None and not prospects.could_fit_without(item, option, lower):
+    is_allowed = _barrier(item, option) is None
+    if is_allowed and not prospects.could_fit_without_lower(item, option):
         return None
     victims = PreemptVictims(state, prospects, item, option, effort)
     return search(state, item, option, victims, effort)
@@ -267,11 +264,11 @@ class _Cycle:
         for item in self._loose:
             if item.pending and not item.evicted:
                 alike = (_likeness(item), self.state.delayed_until(item) is None)
-                batch = self._batches.get(alike)
-                if batch is None:
-                    batch = self._batches[alike] = Batch(alike)
-                batch.add(item)
-                grown[id(batch)] = batch
+                theirs = self._batches.get(alike)
+                if theirs is None:
+                    theirs = self._batches[alike] = Batch(alike)
+                theirs.add(item)
+                grown[id(theirs)] = theirs
         self._loose.clear()
         for batch in grown.values():
             batch.entries.sort()
@@ -396,7 +393,8 @@ class _Cycle:
         self._set_apart(item)
         for other in item.waits_for:
             self._leave_queue(other)
-        self._prospects.update(item, [victim.item for victim in found.victims], found.spots)
+        victims = [victim.item for victim in found.victims]
+        self._prospects.update(item, victims, found.spots, movers=item.waits_for)
 
     def _leave_queue(self, item: Item) -> None:
         """A workload that lost something, and waits with the rest, is tried by itself."""
@@ -455,8 +453,8 @@ class _Cycle:
         if batch is None or item.held or item.waits_for or self._reservations.kept is not None:
             held = {p.replica.id: p.spot.placement() for p in item.held}
             victims = tuple(victim.id for victim in item.waits_for)
-            reason = waiting.reason(item, self._efforts.get(_likeness(item)))
-            return Hold(item.id, reason, held, victims)
+            own = waiting.reason(item, self._efforts.get(_likeness(item)))
+            return Hold(item.id, own, held, victims)
         reason = batch.reason
         if reason is None:
             reason = waiting.reason(item, self._efforts.get(_likeness(item)))
@@ -481,16 +479,30 @@ class _Cycle:
             yield Move(item.id, dict(item.moved), claimant.id, reasons.moved(item, claimant))
 
 
+def _only_waits(item: Item, batch: Batch) -> bool:
+    """Still one of its batch, and nothing of it starts just now."""
+    return item.batch is batch and not (item.running and item.running[-1].is_new)
+
+
 def _positions(holds: Iterable[Item]) -> dict[WorkloadId, tuple[int, int]]:
     """Place of each waiting workload among those of its project and first choice of GPUs."""
-    queues: dict[tuple[str, int], list[Item]] = {}
+    queues: dict[tuple[str, int], list[tuple[WorkloadKey, Item]]] = {}
+    batches: set[Batch] = set()
     for item in holds:
-        r = max((r for r, _ in item.shape.first), default=0)
-        queues.setdefault((item.account.id, 0 if r == 1 else r), []).append(item)
+        batch = item.batch
+        if batch is None:
+            entries = [(workload_key(item), item)]
+        elif batch in batches:
+            continue
+        else:
+            batches.add(batch)
+            entries = [entry for entry in batch.entries if _only_waits(entry[1], batch)]
+        r = item.shape.first[-1][0] if item.shape.first else 0
+        queues.setdefault((item.account.id, 0 if r == 1 else r), []).extend(entries)
     positions = {}
     for queue in queues.values():
-        queue.sort(key=workload_key)
+        queue.sort()
         length = len(queue)
-        for i, item in enumerate(queue):
-            positions[item.id] = (i + 1, length)
+        for place, (_, item) in enumerate(queue, 1):
+            positions[item.id] = (place, length)
     return positions

@@ -42,7 +42,7 @@ class Option:
         is_first: Whether pending replicas count towards this type.
     """
 
-    __slots__ = ("amounts", "by_pool", "is_first", "is_possible", "node_type", "number", "pools")
+    __slots__ = ("amounts", "is_first", "is_possible", "node_type", "number", "pools")
 
     def __init__(
         self, number: int, node_type: NodeTypeName | None, pools: tuple[Pool, ...]
@@ -50,7 +50,6 @@ class Option:
         self.number = number
         self.node_type = node_type
         self.pools = pools
-        self.by_pool: dict[Pool, Amounts] = {}
         self.amounts: Amounts = ()
         self.is_possible = False
         self.is_first = False
@@ -63,9 +62,19 @@ class Shape:
         avoided: Nodes that will not do: its start failed there, or they lack a label it requires.
         unlabelled: The latter of them.
         first: What a pending replica counts for: its first choice of node type.
+        by_pool: What a replica counts for on nodes of each pool, as far as it was asked.
     """
 
-    __slots__ = ("ask", "avoided", "first", "is_interactive", "number", "options", "unlabelled")
+    __slots__ = (
+        "ask",
+        "avoided",
+        "by_pool",
+        "first",
+        "is_interactive",
+        "number",
+        "options",
+        "unlabelled",
+    )
 
     def __init__(
         self,
@@ -83,6 +92,7 @@ class Shape:
         self.is_interactive = kind is Kind.INTERACTIVE
         self.options: tuple[Option, ...] = ()
         self.first: Amounts = ()
+        self.by_pool: dict[Pool, Amounts] = {}
 
 
 class Placed:
@@ -200,7 +210,8 @@ class Shapes:
 
     def of(self, workload: Workload) -> Shape:
         gpu = workload.gpu
-        required = tuple(sorted(workload.required_labels.items()))
+        labels = workload.required_labels
+        required = tuple(sorted(labels.items())) if labels else ()
         key = (
             gpu.num_devices,
             gpu.milli_per_device,
@@ -210,7 +221,7 @@ class Shapes:
             workload.node_types,
             workload.avoided_nodes,
             required,
-            workload.kind,
+            workload.kind is Kind.INTERACTIVE,
         )
         shape = self._shapes.get(key)
         if shape is None:
@@ -259,9 +270,8 @@ class Shapes:
                 pools = [pool for pool in pools if pool.has_gpus]
             ready = tuple(pool for pool in pools if pool.nodes)
             option = Option(len(options), kind[0], ready)
-            option.by_pool = {pool: self.amounts(shape, pool) for pool in pools}
             largest = max(pools, key=lambda pool: pool.gpu_memory_mib)
-            option.amounts = option.by_pool[largest]
+            option.amounts = self.amounts(shape, largest)
             option.is_possible = any(_could_fit(shape, pool) for pool in ready)
             options.append(option)
         shape.options = tuple(options)

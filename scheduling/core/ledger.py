@@ -73,6 +73,18 @@ class Ledger:
         self._shift(spot, ask, 1)
         self._journal.append((spot, ask, 1))
 
+    def occupy(self, spot: Spot, ask: Ask) -> None:
+        """Take for good, before `index`: no journal, no index."""
+        room = spot.room
+        room.cpu -= ask.cpu_milli
+        room.memory -= ask.memory_mib
+        room.slots -= 1
+        units, milli, devices = spot.units, spot.milli, spot.devices
+        for device in devices:
+            room.devices[device] -= units
+            room.milli[device] += milli
+        room.free -= units * len(devices)
+
     def give_back(self, spot: Spot, ask: Ask) -> None:
         self._shift(spot, ask, -1)
         self._journal.append((spot, ask, -1))

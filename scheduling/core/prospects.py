@@ -7,7 +7,7 @@ a node could ever have free.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -60,6 +60,7 @@ class Prospects:
         self._ceilings: dict[NodeName, tuple[int, int, int, list[int]]] = {}
         self._hosts: dict[tuple[int, int], dict[int, bool]] = {}
         self._could_fit: dict[tuple[int, int, int], bool] = {}
+        self._lower: dict[ProjectId, dict[int, dict[Room, Load]]] = {}
 
     # Who could give way.
 
@@ -241,18 +242,28 @@ class Prospects:
 
         That much is needed at least.
         """
+        return self._would_fit(item, option, _freed_by(others, only))
+
+    def could_fit_without_lower(self, item: Item, option: Option) -> bool:
+        """Whether one replica would fit some node if what its project runs at lower priority were
+        gone."""
+        known = self._lower.setdefault(item.account.id, {})
+        freed = known.get(item.priority)
+        if freed is None:
+            lower = (
+                other
+                for _, other in self.victim_heap(item.account.id)
+                if other.priority < item.priority
+            )
+            freed = known[item.priority] = _freed_by(lower)
+        return self._would_fit(item, option, freed)
+
+    def _would_fit(self, item: Item, option: Option, freed: Mapping[Room, Load]) -> bool:
         ask = item.shape.ask
         hosts = self.hosts(item.shape, option)
-        freed: dict[Room, Load] = {}
-        for other in others:
-            for placed in other.running:
-                room = placed.spot.room
-                if (only is None or room is only) and hosts(room):
-                    load = freed.get(room)
-                    if load is None:
-                        load = freed[room] = Load(len(room.devices))
-                    load.add(placed.spot, other.shape.ask)
         for room, load in freed.items():
+            if not hosts(room):
+                continue
             units = ask.units_per_device(room.pool.gpu_memory_mib)
             fitting = 0
             for free, more in zip(room.devices, load.devices, strict=True):
@@ -303,9 +314,17 @@ class Prospects:
         devices.sort(reverse=True)
         return cpu, memory, slots, devices
 
-    def update(self, claimant: Item, victims: Iterable[Item], spots: Iterable[Spot]) -> None:
+    def update(
+        self,
+        claimant: Item,
+        victims: Iterable[Item],
+        spots: Iterable[Spot],
+        movers: Iterable[Item] = (),
+    ) -> None:
         """Somebody gave way for good and somebody got these places: forget what that changes."""
         accounts = {claimant.account, *(victim.account for victim in victims)}
+        for project in {account.id for account in accounts} | {m.account.id for m in movers}:
+            self._lower.pop(project, None)
         roots = {account.path[0].id for account in accounts}
         for account in accounts:
             self._heaps.pop(account.id, None)
@@ -315,3 +334,17 @@ class Prospects:
             self._ceilings.pop(spot.room.node.name, None)
             for known in self._hosts.values():
                 known.pop(spot.room.rank, None)
+
+
+def _freed_by(others: Iterable[Item], only: Room | None = None) -> dict[Room, Load]:
+    """What would come free, node by node, if these were gone."""
+    freed: dict[Room, Load] = {}
+    for other in others:
+        for placed in other.running:
+            room = placed.spot.room
+            if only is None or room is only:
+                load = freed.get(room)
+                if load is None:
+                    load = freed[room] = Load(len(room.devices))
+                load.add(placed.spot, other.shape.ask)
+    return freed

@@ -15,7 +15,7 @@ from scheduling.core.admission import is_within_quota, is_within_share
 from scheduling.core.demand import Item, Option
 from scheduling.core.ordering import VictimKey, key_after_shrinking
 from scheduling.core.prospects import Excess, Loser, Prospects, Side, over_ratios
-from scheduling.core.rooms import Load, Room, Spot
+from scheduling.core.rooms import Room, Spot
 from scheduling.core.search import Effort, Usefulness
 from scheduling.core.state import State, Victim
 from scheduling.core.types import NodeName
@@ -284,16 +284,24 @@ class ReclaimVictims:
     def _devices_to_complete(self, room: Room) -> set[int]:
         ask = self._item.shape.ask
         units = ask.units_per_device(room.pool.gpu_memory_mib)
-        load = Load(len(room.devices))
+        cpu, memory, devices = room.cpu, room.memory, room.devices.copy()
+        losing = self._losing
         for other, placed in self._prospects.victims_on(room.node.name):
-            if placed in other.running and self._is_losing(other):
-                load.add(placed.spot, other.shape.ask)
-        if room.cpu + load.cpu < ask.cpu_milli or room.memory + load.memory < ask.memory_mib:
+            is_losing = losing.get(other.account)
+            if is_losing is None:
+                is_losing = self._is_losing(other)
+            if is_losing and placed in other.running:
+                theirs, spot = other.shape.ask, placed.spot
+                cpu += theirs.cpu_milli
+                memory += theirs.memory_mib
+                for device in spot.devices:
+                    devices[device] += spot.units
+        if cpu < ask.cpu_milli or memory < ask.memory_mib:
             return set()
-        devices = {i for i, free in enumerate(room.devices) if free + load.devices[i] >= units}
-        if any(free >= units for free in room.devices):
-            devices.add(FREE_ALREADY)
-        return devices
+        found = {i for i, free in enumerate(devices) if free >= units}
+        if max(room.devices, default=0) >= units:
+            found.add(FREE_ALREADY)
+        return found
 
     def _is_losing(self, other: Item) -> bool:
         """Whether a workload's project may lose, or could when the search began."""

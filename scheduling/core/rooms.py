@@ -8,6 +8,7 @@ and 5 GiB of it add up exactly: a device has `1000 · gpu_memory_mib` of them, a
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from scheduling.core.types import (
     WHOLE_GPU_MILLI,
@@ -32,9 +33,10 @@ class Ask:
 
     def units_per_device(self, gpu_memory_mib: int) -> int:
         """Units of one device with this much memory; more than it has when it cannot fit."""
-        if self.gpu.memory_mib_per_device is not None:
-            return self.gpu.memory_mib_per_device * WHOLE_GPU_MILLI
-        return (self.gpu.milli_per_device or 0) * max(1, gpu_memory_mib)
+        gpu = self.gpu
+        if gpu.memory_mib_per_device is not None:
+            return gpu.memory_mib_per_device * WHOLE_GPU_MILLI
+        return (gpu.milli_per_device or 0) * (gpu_memory_mib or 1)
 
     def milli_per_device(self, gpu_memory_mib: int) -> int:
         """Thousandths of one device, rounded up; what quota is charged."""
@@ -168,8 +170,7 @@ class Room:
         return tuple(sorted(i for _, i in fitting[:count]))
 
 
-@dataclass(frozen=True, slots=True)
-class Spot:
+class Spot(NamedTuple):
     """A place found: devices of a node, the units of each, and the thousandths recorded for it.
 
     Requests by memory are rounded up to thousandths, so those of a full device may add up to a

@@ -99,7 +99,12 @@ class State:
         shape = self.shapes.of(workload)
         item = Item(workload, account, shape)
         self.items.append(item)
-        num_waiting = sum(self._add_replica(item, replica) for replica in workload.replicas)
+        num_waiting = 0
+        for replica in workload.replicas:
+            if replica.state is ReplicaState.RUNNING:
+                self._add_running(item, replica)
+            elif self._add_waiting(item, replica):
+                num_waiting += 1
         if num_waiting:
             account.note(shape.first, num_waiting, is_allocated=False, is_preemptible=True)
         if not item.running:
@@ -125,11 +130,8 @@ class State:
             return None
         return since + self.policy.preemption_delay_s
 
-    def _add_replica(self, item: Item, replica: Replica) -> bool:
-        """Take a replica in; whether it is still to get a place, or to get one again."""
-        if replica.state is ReplicaState.RUNNING:
-            self._add_running(item, replica)
-            return False
+    def _add_waiting(self, item: Item, replica: Replica) -> bool:
+        """Take in one that does not run; whether it is to get a place, or to get one again."""
         if replica.state is ReplicaState.SUCCEEDED:
             item.num_succeeded += 1
             return False
@@ -149,15 +151,16 @@ class State:
             raise SnapshotError(
                 f"workload {item.id!r} is on node {placement.node!r}, which is not there"
             )
-        there = tuple(device for device in placement.devices if device < len(room.devices))
-        if len(there) < len(placement.devices):
+        devices, num_devices = placement.devices, len(room.devices)
+        if devices and max(devices) >= num_devices:
             # A device that has fallen off its node: what runs on it stays counted, nothing more.
+            there = tuple(device for device in devices if device < num_devices)
             placement = replace(placement, devices=there)
         return self.ledger.spot_of(placement, item.shape.ask)
 
     def _add_running(self, item: Item, replica: Replica) -> None:
         spot = self._spot(item, replica.placement)
-        self.ledger.take(spot, item.shape.ask)
+        self.ledger.occupy(spot, item.shape.ask)
         amounts = self.amounts(item.shape, spot)
         item.running.append(Placed(replica, spot, amounts, is_new=False))
         item.account.note(amounts, 1, is_allocated=True, is_preemptible=item.is_preemptible)
@@ -240,16 +243,25 @@ class State:
             load = loads[room.node.name] = Load(len(room.devices))
         return load
 
+    def dissolve(self) -> None:
+        """Take apart what refers to itself in circles, so that all of it goes at once, and not
+        only when Python's collector has looked through it."""
+        for account in self.accounts.by_id.values():
+            account.path, account.children, account.parent = (), [], None
+        for pool in self.ledger.pools:
+            pool.nodes = []
+        for item in self.items:
+            item.batch, item.waits_for = None, []
+
     # Placing.
 
     def amounts(self, shape: Shape, spot: Spot) -> Amounts:
         """What one replica of this shape counts for at this spot."""
         pool = spot.room.pool
-        for option in shape.options:
-            amounts = option.by_pool.get(pool)
-            if amounts is not None:
-                return amounts
-        return self.shapes.amounts(shape, pool)
+        amounts = shape.by_pool.get(pool)
+        if amounts is None:
+            amounts = shape.by_pool[pool] = self.shapes.amounts(shape, pool)
+        return amounts
 
     def find(self, item: Item, option: Option, count: int) -> list[Spot] | None:
         """Places for `count` replicas, taken in the ledger; None, and nothing taken, if not all

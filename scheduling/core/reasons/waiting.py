@@ -58,10 +58,10 @@ class Waiting:
 
     def _barrier(self, item: Item, effort: Effort) -> Reason:
         options = list(item.options())
-        entries = tuple(self._entry(item, option) for option in options)
+        barriers = [self._refusal(item, option) for option in options]
+        entries = tuple(map(self._told, [item] * len(options), options, barriers))
         if not any(option.pools for option in options):
             return self._offline(item, entries)
-        barriers = [self._refusal(item, option) for option in options]
         first = barriers[0]
         if first is not None and None not in barriers:
             return self._refused(item, first, entries)
@@ -327,11 +327,13 @@ class Waiting:
 
     def _entry(self, item: Item, option: Option) -> Details:
         """The numbers of one node type."""
+        return self._told(item, option, self._refusal(item, option))
+
+    def _told(self, item: Item, option: Option, barrier: Refusal | None) -> Details:
         key = (item.shape.number, option.number)
         entry = self._entries.get(key)
         if entry is None:
             entry = self._entries[key] = self._free_numbers(item.shape, option)
-        barrier = self._refusal(item, option)
         return entry if barrier is None else {**entry, "code": str(barrier.bound)}
 
     def _free_numbers(self, shape: Shape, option: Option) -> Details:
