@@ -23,7 +23,7 @@ from channels.generic.websocket import AsyncJsonWebsocketConsumer, AsyncWebsocke
 from projects import access
 from projects.logins import user_of_login
 from projects.models import Project, User
-from scheduling import live, streams
+from scheduling import live, streams, watching
 from scheduling.models import Workload
 from telemetry import live as samples
 
@@ -43,6 +43,20 @@ OPEN_SUBJECTS = ("node:", "device:")
 Message = dict[str, Any]  # JSON of several shapes
 
 
+class Flood:
+    """Counts what one page says: none that we serve says so much."""
+
+    def __init__(self) -> None:
+        self._heard_at: deque[float] = deque(maxlen=MAX_MESSAGES)
+
+    def has_come(self) -> bool:
+        """Note a message; whether there were too many."""
+        now = time.monotonic()
+        is_full = len(self._heard_at) == MAX_MESSAGES and now - self._heard_at[0] < PER_S
+        self._heard_at.append(now)
+        return is_full
+
+
 class LiveConsumer(AsyncJsonWebsocketConsumer):
     """One open page.
 
@@ -57,6 +71,9 @@ class LiveConsumer(AsyncJsonWebsocketConsumer):
         self.waiting: dict[str, Message] = {}
         self.has_news = asyncio.Event()
         self.sender: asyncio.Task[None] | None = None
+        self.flood = Flood()
+        self.is_hidden = False
+        self.screens = watching.screens()
         self.user = self.scope.get("user")
         if not isinstance(self.user, User) or not self.user.is_active:
             # Accepted first: of a refused handshake a browser learns no code.
@@ -71,12 +88,17 @@ class LiveConsumer(AsyncJsonWebsocketConsumer):
             self.sender.cancel()
         for topic in self.topics:
             await self.channel_layer.group_discard(group_of(topic), self.channel_name)
+        await self.screens.leave(self)
 
     async def receive_json(self, content: Any, **_kwargs: Any) -> None:  # whatever a browser sends
+        if self.flood.has_come():
+            await self.close(code=CLOSE_BAD_MESSAGE)
+            return
         wanted = content.get("subscribe") if isinstance(content, dict) else None
         if not isinstance(wanted, list) or not isinstance(self.user, User):
             await self.close(code=CLOSE_BAD_MESSAGE)
             return
+        self.is_hidden = content.get("hidden") is True
         topics = {item for item in wanted if isinstance(item, str) and len(item) <= MAX_TOPIC_CHARS}
         allowed = await visible_topics(self.user.pk, sorted(topics)[:MAX_TOPICS])
         await self._listen_to(allowed)
@@ -96,6 +118,9 @@ class LiveConsumer(AsyncJsonWebsocketConsumer):
         for topic in wanted - self.topics:
             await self.channel_layer.group_add(group_of(topic), self.channel_name)
         self.topics = wanted
+        subjects = frozenset(filter(None, map(samples.subject_of, wanted)))
+        shown = watching.NOTHING if self.is_hidden else watching.Shown(subjects=subjects)
+        self.screens.show(self, shown)
 
     async def live_changed(self, event: Message) -> None:
         self._news(event["topic"], {"type": "changed", "topic": event["topic"]})
@@ -150,8 +175,9 @@ class SquaresConsumer(AsyncWebsocketConsumer):
     async def connect(self) -> None:
         self.sender: asyncio.Task[None] | None = None
         self.viewer: streams.Viewer | None = None
-        self.heard_at: deque[float] = deque(maxlen=MAX_MESSAGES)
+        self.flood = Flood()
         self.board: streams.Board = streams.board()
+        self.screens = watching.screens()
         await self.accept()
         user = self.scope.get("user")
         if not isinstance(user, User) or not user.is_active:
@@ -166,11 +192,10 @@ class SquaresConsumer(AsyncWebsocketConsumer):
             self.sender.cancel()
         if self.viewer is not None:
             await self.board.leave(self.viewer)
+        await self.screens.leave(self)
 
     async def receive(self, text_data: str | None = None, bytes_data: bytes | None = None) -> None:
-        now = time.monotonic()
-        is_flood = len(self.heard_at) == MAX_MESSAGES and now - self.heard_at[0] < PER_S
-        self.heard_at.append(now)
+        is_flood = self.flood.has_come()
         if self.viewer is None or is_flood or not self._obey(self.viewer, _json(text_data)):
             await self.close(code=CLOSE_BAD_MESSAGE)
 
@@ -184,6 +209,8 @@ class SquaresConsumer(AsyncWebsocketConsumer):
         if isinstance(is_paused, bool):
             viewer.is_paused = is_paused
             viewer.fresh.set()
+        nodes_shown = frozenset() if viewer.is_paused else frozenset(viewer.seen)
+        self.screens.show(self, watching.Shown(nodes=nodes_shown))
         return isinstance(nodes, list) or isinstance(is_paused, bool)
 
     async def _send_news(self, user_id: int, viewer: streams.Viewer) -> None:

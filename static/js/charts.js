@@ -8,6 +8,7 @@
 (() => {
   const REDRAW_MS = 1000;
   const MAX_TABLE_ROWS = 300;
+  const MAX_POINTS = 1000;
   const charts = new Map();
 
   const token = (name) =>
@@ -131,6 +132,8 @@
         trace.x.shift();
         trace.y.shift();
       }
+      // What is watched comes every second: the server has it thinned to what a chart can show.
+      if (trace.x.length > MAX_POINTS) this.readAgain();
     }
 
     // After a silence the server may have what did not reach this page.

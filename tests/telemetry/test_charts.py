@@ -129,6 +129,27 @@ class TestFigures:
         assert [v for v in series.columns["gpu_util_percent"] if v is not None] == [80.0]
         assert series.columns["gpu_util_percent"][-1] is None
 
+    def test_what_was_watched_every_second_weighs_no_more(self) -> None:
+        unwatched = dict.fromkeys(range(1000, 500, -5), 10.0)
+        store("device:d", "gpu_util_percent", unwatched | dict.fromkeys(range(500, 0, -1), 20.0))
+        for minutes, low, high in ((20, 10.0, 20.0), (600, 10.0, 20.0)):
+            shown = chart("device:d", "gpu_util_percent", minutes=minutes)
+            (trace,) = shown.payload["figure"]["data"]
+            values = [y for y in trace["y"] if y is not None]
+            assert (min(values), max(values)) == (low, high)
+            assert sum(values) / len(values) == pytest.approx(15.0, abs=0.4)
+            assert trace["y"].count(None) == 0
+
+    def test_a_minute_watched_in_part_has_the_mean_over_its_time(self) -> None:
+        store(
+            "device:d",
+            "gpu_util_percent",
+            dict.fromkeys(range(60, 30, -5), 10.0) | dict.fromkeys(range(30, 0, -1), 20.0),
+        )
+        series = history.read("device:d", ["gpu_util_percent"], UNTIL - timedelta(hours=10), UNTIL)
+        (mean,) = series.columns["gpu_util_percent"]
+        assert mean == pytest.approx(15.0, abs=1.0)
+
     def test_nothing_yet_is_an_empty_chart(self) -> None:
         shown = chart("device:new", "gpu_util_percent")
         assert not shown.has_data

@@ -20,6 +20,7 @@ from projects.models import Membership, User
 from scheduling.consumers import (
     CLOSE_BAD_MESSAGE,
     CLOSE_NOT_LOGGED_IN,
+    MAX_MESSAGES,
     MAX_TOPICS,
     LiveConsumer,
     group_of,
@@ -195,6 +196,16 @@ async def test_a_message_that_makes_no_sense_ends_the_socket(message: str) -> No
     socket = await opened(user)
     await socket.send_text(message)
     assert (await socket.receive())["code"] == CLOSE_BAD_MESSAGE
+
+
+async def test_a_flood_ends_the_socket() -> None:
+    scene: Scene = await scene_of()
+    socket = await opened(scene.organisation.vera)
+    for _ in range(MAX_MESSAGES + 1):
+        await socket.send_json({"subscribe": [QUEUE_TOPIC]})
+    while (message := await socket.receive())["type"] != "websocket.close":
+        pass
+    assert message["code"] == CLOSE_BAD_MESSAGE
 
 
 async def test_a_change_is_heard_and_many_at_once_are_one() -> None:
