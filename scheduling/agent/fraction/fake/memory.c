@@ -1,0 +1,569 @@
+/* Fake libcuda: memory. What is allocated is host memory that stands for the device's, so copies
+ * are real and a session's data is there again after a swap. */
+#define _GNU_SOURCE
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "libcuda.h"
+
+#define NUM_BUCKETS 4096
+#define GRANULE (2ull << 20)
+
+typedef struct block {
+    uint64_t address, bytes;
+    const fake_device *device;
+    CUmemoryPool pool;
+    int kind;
+    struct block *next;
+} block;
+enum { PLAIN = 1, POOLED, MAPPED };
+
+struct CUmemPoolHandle_st { const fake_device *device; uint64_t used, reserved, threshold; };
+struct CUarray_st { const fake_device *device; uint64_t bytes; };
+struct CUgraph_st { uint64_t bytes; CUdevice device; };
+struct CUgraphExec_st { uint64_t bytes; CUdevice device; };
+typedef struct { const fake_device *device; uint64_t bytes; int references, mappings, file; } handle;
+
+static block *buckets[NUM_BUCKETS];
+static struct CUmemPoolHandle_st defaults[ALLOT_MAX_GPUS];
+static CUmemoryPool current[ALLOT_MAX_GPUS];
+static CUmemoryPool all_pools[256];
+static int num_pools;
+static uint64_t graph_reserved[ALLOT_MAX_GPUS];
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+
+static uint64_t rounded(uint64_t bytes) { return (bytes + GRANULE - 1) / GRANULE * GRANULE; }
+
+static block **seek(uint64_t address)
+{
+    block **place = &buckets[(address >> 12) % NUM_BUCKETS];
+    while (*place && (*place)->address != address)
+        place = &(*place)->next;
+    return place;
+}
+
+static void put(uint64_t address, uint64_t bytes, const fake_device *device, int kind, CUmemoryPool pool)
+{
+    block *new = malloc(sizeof *new);
+    *new = (block){address, bytes, device, pool, kind, buckets[(address >> 12) % NUM_BUCKETS]};
+    buckets[(address >> 12) % NUM_BUCKETS] = new;
+}
+
+static CUresult allocate(CUdeviceptr *dptr, uint64_t bytes)
+{
+    const fake_device *device = fake_current_device();
+    if (!device)
+        return CUDA_ERROR_INVALID_CONTEXT;
+    if (!dptr || !bytes)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (!fake_take(device, bytes))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    void *memory = fake_back(bytes);
+    if (!memory) {
+        fake_give(device, bytes);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    pthread_mutex_lock(&mutex);
+    put((uint64_t)(uintptr_t)memory, bytes, device, PLAIN, NULL);
+    pthread_mutex_unlock(&mutex);
+    *dptr = (CUdeviceptr)(uintptr_t)memory;
+    return CUDA_SUCCESS;
+}
+
+FAKE_EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *dptr, size_t bytes)
+{
+    FAKE_ENTER("cuMemAlloc_v2");
+    return allocate(dptr, bytes);
+}
+
+FAKE_EXPORT CUresult cuMemAllocManaged(CUdeviceptr *dptr, size_t bytes, unsigned flags)
+{
+    (void)flags;
+    FAKE_ENTER("cuMemAllocManaged");
+    return allocate(dptr, bytes);
+}
+
+FAKE_EXPORT CUresult cuMemAllocPitch_v2(CUdeviceptr *dptr, size_t *pitch, size_t width,
+                                        size_t height, unsigned element)
+{
+    (void)element;
+    FAKE_ENTER("cuMemAllocPitch_v2");
+    *pitch = (width + 511) / 512 * 512;
+    return allocate(dptr, *pitch * height);
+}
+
+static CUresult release(CUdeviceptr dptr)
+{
+    pthread_mutex_lock(&mutex);
+    block **place = seek(dptr), *found = *place;
+    if (!found || found->kind == MAPPED) {
+        pthread_mutex_unlock(&mutex);
+        return dptr ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+    }
+    *place = found->next;
+    munmap((void *)(uintptr_t)dptr, found->bytes);
+    if (found->kind == POOLED)
+        found->pool->used -= found->bytes;
+    else
+        fake_give(found->device, found->bytes);
+    pthread_mutex_unlock(&mutex);
+    free(found);
+    return CUDA_SUCCESS;
+}
+
+FAKE_EXPORT CUresult cuMemFree_v2(CUdeviceptr dptr)
+{
+    FAKE_ENTER("cuMemFree_v2");
+    return release(dptr);
+}
+
+FAKE_EXPORT CUresult cuMemFreeAsync(CUdeviceptr dptr, CUstream stream)
+{
+    (void)stream;
+    FAKE_ENTER("cuMemFreeAsync");
+    return release(dptr);
+}
+
+/* ---------------------------------------------------------------- pools */
+
+static void shrink(CUmemoryPool pool, uint64_t keep)
+{
+    uint64_t wanted = rounded(pool->used > keep ? pool->used : keep);
+    if (pool->reserved > wanted) {
+        fake_give(pool->device, pool->reserved - wanted);
+        pool->reserved = wanted;
+    }
+}
+
+/* What a synchronisation does: memory beyond the threshold goes back. */
+void fake_pools_synchronised(void)
+{
+    pthread_mutex_lock(&mutex);
+    for (int i = 0; i < num_pools; i++)
+        shrink(all_pools[i], all_pools[i]->threshold);
+    pthread_mutex_unlock(&mutex);
+}
+
+static CUresult from_pool(CUdeviceptr *dptr, size_t bytes, CUmemoryPool pool)
+{
+    CUresult outcome = CUDA_ERROR_OUT_OF_MEMORY;
+    if (!dptr || !bytes)
+        return CUDA_ERROR_INVALID_VALUE;
+    pthread_mutex_lock(&mutex);
+    uint64_t wanted = rounded(pool->used + bytes);
+    if (wanted >= bytes &&
+        (wanted <= pool->reserved || fake_take(pool->device, wanted - pool->reserved))) {
+        if (wanted > pool->reserved)
+            pool->reserved = wanted;
+        void *memory = fake_back(bytes);
+        if (memory) {
+            pool->used += bytes;
+            put((uint64_t)(uintptr_t)memory, bytes, pool->device, POOLED, pool);
+            *dptr = (CUdeviceptr)(uintptr_t)memory;
+            outcome = CUDA_SUCCESS;
+        }
+    }
+    pthread_mutex_unlock(&mutex);
+    return outcome;
+}
+
+static CUmemoryPool default_pool(CUdevice device)
+{
+    const fake_device *found = fake_visible(device);
+    if (!found)
+        return NULL;
+    pthread_mutex_lock(&mutex);
+    if (!defaults[device].device) {
+        defaults[device].device = found;
+        all_pools[num_pools++] = &defaults[device];
+    }
+    if (!current[device])
+        current[device] = &defaults[device];
+    pthread_mutex_unlock(&mutex);
+    return &defaults[device];
+}
+
+FAKE_EXPORT CUresult cuDeviceGetDefaultMemPool(CUmemoryPool *pool, CUdevice device)
+{
+    FAKE_ENTER("cuDeviceGetDefaultMemPool");
+    *pool = default_pool(device);
+    return *pool ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
+}
+
+FAKE_EXPORT CUresult cuDeviceGetMemPool(CUmemoryPool *pool, CUdevice device)
+{
+    FAKE_ENTER("cuDeviceGetMemPool");
+    if (!default_pool(device))
+        return CUDA_ERROR_INVALID_DEVICE;
+    *pool = current[device];
+    return CUDA_SUCCESS;
+}
+
+FAKE_EXPORT CUresult cuDeviceSetMemPool(CUdevice device, CUmemoryPool pool)
+{
+    FAKE_ENTER("cuDeviceSetMemPool");
+    if (!default_pool(device) || !pool)
+        return CUDA_ERROR_INVALID_VALUE;
+    current[device] = pool;
+    return CUDA_SUCCESS;
+}
+
+FAKE_EXPORT CUresult cuMemAllocAsync(CUdeviceptr *dptr, size_t bytes, CUstream stream)
+{
+    CUdevice device;
+    (void)stream;
+    FAKE_ENTER("cuMemAllocAsync");
+    if (!fake_current())
+        return CUDA_ERROR_INVALID_CONTEXT;
+    device = fake_current()->device;
+    default_pool(device);
+    return from_pool(dptr, bytes, current[device]);
+}
+
+FAKE_EXPORT CUresult cuMemAllocFromPoolAsync(CUdeviceptr *dptr, size_t bytes, CUmemoryPool pool,
+                                             CUstream stream)
+{
+    (void)stream;
+    FAKE_ENTER("cuMemAllocFromPoolAsync");
+    return pool ? from_pool(dptr, bytes, pool) : CUDA_ERROR_INVALID_VALUE;
+}
+
+FAKE_EXPORT CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *props)
+{
+    FAKE_ENTER("cuMemPoolCreate");
+    const fake_device *device = fake_visible(props->location.id);
+    if (!device || num_pools == 256)
+        return CUDA_ERROR_INVALID_VALUE;
+    *pool = calloc(1, sizeof **pool);
+    (*pool)->device = device;
+    pthread_mutex_lock(&mutex);
+    all_pools[num_pools++] = *pool;
+    pthread_mutex_unlock(&mutex);
+    return CUDA_SUCCESS;
+}
+
+FAKE_EXPORT CUresult cuMemPoolDestroy(CUmemoryPool pool)
+{
+    FAKE_ENTER("cuMemPoolDestroy");
+    pthread_mutex_lock(&mutex);
+    for (int i = 0; i < num_pools; i++)
+        if (all_pools[i] == pool)
+            all_pools[i--] = all_pools[--num_pools];
+    fake_give(pool->device, pool->reserved);
+    pthread_mutex_unlock(&mutex);
+    free(pool);
+    return CUDA_SUCCESS;
+}
+
+FAKE_EXPORT CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t bytes)
+{
+    FAKE_ENTER("cuMemPoolTrimTo");
+    pthread_mutex_lock(&mutex);
+    shrink(pool, bytes);
+    pthread_mutex_unlock(&mutex);
+    return CUDA_SUCCESS;
+}
+
+FAKE_EXPORT CUresult cuMemPoolSetAttribute(CUmemoryPool pool, int attribute, void *value)
+{
+    FAKE_ENTER("cuMemPoolSetAttribute");
+    if (attribute == CU_MEMPOOL_ATTR_RELEASE_THRESHOLD)
+        pool->threshold = *(uint64_t *)value;
+    return CUDA_SUCCESS;
+}
+
+FAKE_EXPORT CUresult cuMemPoolGetAttribute(CUmemoryPool pool, int attribute, void *value)
+{
+    FAKE_ENTER("cuMemPoolGetAttribute");
+    *(uint64_t *)value = attribute == CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT ? pool->reserved
+                         : attribute == CU_MEMPOOL_ATTR_USED_MEM_CURRENT   ? pool->used
+                         : attribute == CU_MEMPOOL_ATTR_RELEASE_THRESHOLD  ? pool->threshold
+                                                                           : 0;
+    return CUDA_SUCCESS;
+}
+
+/* ---------------------------------------------------------------- virtual memory management */
+
+FAKE_EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *out, size_t bytes,
+                                 const CUmemAllocationProp *prop, unsigned long long flags)
+{
+    (void)flags;
+    FAKE_ENTER("cuMemCreate");
+    const fake_device *device = fake_visible(prop->location.id);
+    if (!device || !bytes || bytes % GRANULE)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (!fake_take(device, bytes))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    handle *new = malloc(sizeof *new);
+    *new = (handle){device, bytes, 1, 0, memfd_create("device memory", MFD_CLOEXEC)};
+    if (new->file < 0 || ftruncate(new->file, (off_t)bytes) != 0) {
+        fake_give(device, bytes);
+        free(new);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    *out = (CUmemGenericAllocationHandle)(uintptr_t)new;
+    return CUDA_SUCCESS;
+}
+
+static void drop(handle *found, int references, int mappings)
+{
+    found->references -= references;
+    found->mappings -= mappings;
+    if (found->references || found->mappings)
+        return;
+    fake_give(found->device, found->bytes);
+    close(found->file);
+    free(found);
+}
+
+FAKE_EXPORT CUresult cuMemRelease(CUmemGenericAllocationHandle value)
+{
+    FAKE_ENTER("cuMemRelease");
+    pthread_mutex_lock(&mutex);
+    drop((handle *)(uintptr_t)value, 1, 0);
+    pthread_mutex_unlock(&mutex);
+    return CUDA_SUCCESS;
+}
+
+FAKE_EXPORT CUresult cuMemAddressReserve(CUdeviceptr *ptr, size_t bytes, size_t alignment,
+                                         CUdeviceptr address, unsigned long long flags)
+{
+    (void)alignment, (void)address, (void)flags;
+    FAKE_ENTER("cuMemAddressReserve");
+    void *space = mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    *ptr = (CUdeviceptr)(uintptr_t)space;
+    return space == MAP_FAILED ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
+}
+
+FAKE_EXPORT CUresult cuMemAddressFree(CUdeviceptr ptr, size_t bytes)
+{
+    FAKE_ENTER("cuMemAddressFree");
+    return munmap((void *)(uintptr_t)ptr, bytes) ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+}
+
+FAKE_EXPORT CUresult cuMemMap(CUdeviceptr ptr, size_t bytes, size_t offset,
+                              CUmemGenericAllocationHandle value, unsigned long long flags)
+{
+    (void)flags;
+    FAKE_ENTER("cuMemMap");
+    handle *found = (handle *)(uintptr_t)value;
+    if (mmap((void *)(uintptr_t)ptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED,
+             found->file, (off_t)offset) == MAP_FAILED)
+        return CUDA_ERROR_INVALID_VALUE;
+    pthread_mutex_lock(&mutex);
+    found->mappings++;
+    put(ptr, bytes, found->device, MAPPED, (CUmemoryPool)found);
+    pthread_mutex_unlock(&mutex);
+    return CUDA_SUCCESS;
+}
+
+FAKE_EXPORT CUresult cuMemUnmap(CUdeviceptr ptr, size_t bytes)
+{
+    FAKE_ENTER("cuMemUnmap");
+    pthread_mutex_lock(&mutex);
+    for (uint64_t at = ptr; at < ptr + bytes;) {
+        block **place = seek(at), *found = *place;
+        if (!found || found->kind != MAPPED)
+            break;
+        *place = found->next;
+        at += found->bytes;
+        drop((handle *)found->pool, 0, 1);
+        free(found);
+    }
+    pthread_mutex_unlock(&mutex);
+    mmap((void *)(uintptr_t)ptr, bytes, PROT_NONE,
+         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+    return CUDA_SUCCESS;
+}
+
+FAKE_EXPORT CUresult cuMemSetAccess(CUdeviceptr ptr, size_t bytes, const void *desc, size_t count)
+{
+    (void)ptr, (void)bytes, (void)desc, (void)count;
+    FAKE_ENTER("cuMemSetAccess");
+    return CUDA_SUCCESS;
+}
+
+FAKE_EXPORT CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *out, void *address)
+{
+    FAKE_ENTER("cuMemRetainAllocationHandle");
+    pthread_mutex_lock(&mutex);
+    block *found = *seek((uint64_t)(uintptr_t)address);
+    int is_mapped = found && found->kind == MAPPED;
+    if (is_mapped) {
+        ((handle *)found->pool)->references++;
+        *out = (CUmemGenericAllocationHandle)(uintptr_t)found->pool;
+    }
+    pthread_mutex_unlock(&mutex);
+    return is_mapped ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+/* ---------------------------------------------------------------- arrays, graphs */
+
+static CUresult create_array(CUarray *array, uint64_t bytes)
+{
+    const fake_device *device = fake_current_device();
+    if (!device)
+        return CUDA_ERROR_INVALID_CONTEXT;
+    bytes = (bytes + 65535) / 65536 * 65536;
+    if (!fake_take(device, bytes))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    *array = malloc(sizeof **array);
+    **array = (struct CUarray_st){device, bytes};
+    return CUDA_SUCCESS;
+}
+
+static uint64_t array_bytes(const CUDA_ARRAY3D_DESCRIPTOR *desc)
+{
+    uint64_t element = desc->Format == 1 || desc->Format == 8 ? 1 : desc->Format & 0x20 ? 4
+                       : desc->Format == 3 || desc->Format == 10 ? 4 : 2;
+    return desc->Width * (desc->Height ? desc->Height : 1) * (desc->Depth ? desc->Depth : 1) *
+           desc->NumChannels * element;
+}
+
+FAKE_EXPORT CUresult cuArray3DCreate_v2(CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR *desc)
+{
+    FAKE_ENTER("cuArray3DCreate_v2");
+    return create_array(array, array_bytes(desc));
+}
+
+FAKE_EXPORT CUresult cuArrayCreate_v2(CUarray *array, const CUDA_ARRAY_DESCRIPTOR *desc)
+{
+    CUDA_ARRAY3D_DESCRIPTOR full = {desc->Width, desc->Height, 0, desc->Format, desc->NumChannels, 0};
+    FAKE_ENTER("cuArrayCreate_v2");
+    return create_array(array, array_bytes(&full));
+}
+
+FAKE_EXPORT CUresult cuMipmappedArrayCreate(CUmipmappedArray *array,
+                                            const CUDA_ARRAY3D_DESCRIPTOR *desc, unsigned levels)
+{
+    FAKE_ENTER("cuMipmappedArrayCreate");
+    /* Each level is an eighth or a quarter of the one before: four thirds bound them all. */
+    uint64_t bytes = array_bytes(desc);
+    return create_array((CUarray *)array, levels > 1 ? bytes * 4 / 3 : bytes);
+}
+
+FAKE_EXPORT CUresult cuArrayDestroy(CUarray array)
+{
+    FAKE_ENTER("cuArrayDestroy");
+    fake_give(array->device, array->bytes);
+    free(array);
+    return CUDA_SUCCESS;
+}
+
+FAKE_EXPORT CUresult cuMipmappedArrayDestroy(CUmipmappedArray array)
+{
+    return cuArrayDestroy((CUarray)array);
+}
+
+FAKE_EXPORT CUresult cuArrayGetMemoryRequirements(CUDA_ARRAY_MEMORY_REQUIREMENTS *out, CUarray array,
+                                                  CUdevice device)
+{
+    (void)device;
+    memset(out, 0, sizeof *out);
+    out->size = array->bytes;
+    out->alignment = 65536;
+    return CUDA_SUCCESS;
+}
+
+FAKE_EXPORT CUresult cuMipmappedArrayGetMemoryRequirements(CUDA_ARRAY_MEMORY_REQUIREMENTS *out,
+                                                           CUmipmappedArray array, CUdevice device)
+{
+    return cuArrayGetMemoryRequirements(out, (CUarray)array, device);
+}
+
+FAKE_EXPORT CUresult cuGraphCreate(CUgraph *graph, unsigned flags)
+{
+    (void)flags;
+    FAKE_ENTER("cuGraphCreate");
+    *graph = calloc(1, sizeof **graph);
+    return CUDA_SUCCESS;
+}
+
+FAKE_EXPORT CUresult cuGraphDestroy(CUgraph graph)
+{
+    FAKE_ENTER("cuGraphDestroy");
+    free(graph);
+    return CUDA_SUCCESS;
+}
+
+FAKE_EXPORT CUresult cuGraphAddMemAllocNode(CUgraphNode *node, CUgraph graph,
+                                            const CUgraphNode *needs, size_t num_needs,
+                                            CUDA_MEM_ALLOC_NODE_PARAMS *params)
+{
+    (void)needs, (void)num_needs;
+    FAKE_ENTER("cuGraphAddMemAllocNode");
+    graph->bytes += rounded(params->bytesize);
+    graph->device = params->poolProps.location.id;
+    *node = (CUgraphNode)graph;
+    return CUDA_SUCCESS;
+}
+
+FAKE_EXPORT CUresult cuGraphAddNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *needs,
+                                    size_t num_needs, CUgraphNodeParams *params)
+{
+    if (params->type != CU_GRAPH_NODE_TYPE_MEM_ALLOC)
+        return CUDA_ERROR_NOT_SUPPORTED;
+    return cuGraphAddMemAllocNode(node, graph, needs, num_needs, &params->alloc);
+}
+
+FAKE_EXPORT CUresult cuGraphAddNode_v2(CUgraphNode *node, CUgraph graph, const CUgraphNode *needs,
+                                       const void *edges, size_t num_needs,
+                                       CUgraphNodeParams *params)
+{
+    (void)edges;
+    return cuGraphAddNode(node, graph, needs, num_needs, params);
+}
+
+FAKE_EXPORT CUresult cuGraphInstantiateWithFlags(CUgraphExec *exec, CUgraph graph,
+                                                 unsigned long long flags)
+{
+    (void)flags;
+    FAKE_ENTER("cuGraphInstantiateWithFlags");
+    *exec = malloc(sizeof **exec);
+    **exec = (struct CUgraphExec_st){graph->bytes, graph->device};
+    return CUDA_SUCCESS;
+}
+
+FAKE_EXPORT CUresult cuGraphExecDestroy(CUgraphExec exec)
+{
+    FAKE_ENTER("cuGraphExecDestroy");
+    free(exec);
+    return CUDA_SUCCESS;
+}
+
+FAKE_EXPORT CUresult cuGraphLaunch(CUgraphExec exec, CUstream stream)
+{
+    CUresult outcome = CUDA_SUCCESS;
+    (void)stream;
+    FAKE_ENTER("cuGraphLaunch");
+    pthread_mutex_lock(&mutex);
+    const fake_device *device = fake_visible(exec->device);
+    if (exec->bytes > graph_reserved[exec->device]) {
+        if (fake_take(device, exec->bytes - graph_reserved[exec->device]))
+            graph_reserved[exec->device] = exec->bytes;
+        else
+            outcome = CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    pthread_mutex_unlock(&mutex);
+    return outcome;
+}
+
+FAKE_EXPORT CUresult cuDeviceGetGraphMemAttribute(CUdevice device, int attribute, void *value)
+{
+    (void)attribute;
+    *(uint64_t *)value = graph_reserved[device];
+    return CUDA_SUCCESS;
+}
+
+FAKE_EXPORT CUresult cuDeviceGraphMemTrim(CUdevice device)
+{
+    FAKE_ENTER("cuDeviceGraphMemTrim");
+    pthread_mutex_lock(&mutex);
+    fake_give(fake_visible(device), graph_reserved[device]);
+    graph_reserved[device] = 0;
+    pthread_mutex_unlock(&mutex);
+    return CUDA_SUCCESS;
+}

@@ -1,0 +1,160 @@
+/* Contexts: each process's takes memory that no call names, charged as a constant from the limits
+ * file with the first context on a device. */
+#include "memory.h"
+#include "rules_cuda.h"
+
+#include <string.h>
+
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+static int num_contexts[ALLOT_MAX_GPUS];
+/* The primary one, with how often it was retained. */
+static struct { CUcontext context; int num_retained; } primary[ALLOT_MAX_GPUS];
+
+static void forget(void)
+{
+    memset(num_contexts, 0, sizeof num_contexts);
+    memset(primary, 0, sizeof primary);
+    pthread_mutex_init(&mutex, NULL);
+}
+
+__attribute__((constructor)) static void watch(void) { allot_session_on_fork(forget); }
+
+static uint64_t cost(allot_session *session, int gpu)
+{
+    return session->limits->gpus[gpu].context_bytes;
+}
+
+static void note(allot_session *session, int gpu, int is_there)
+{
+    allot_region *map = session->account.map;
+    allot_region_process *own = &map->processes[session->account.slot];
+    uint32_t all = 0;
+    if (!is_there) {
+        atomic_fetch_and(&own->contexts, ~(1u << gpu));
+        return;
+    }
+    atomic_fetch_or(&own->contexts, 1u << gpu);
+    for (uint32_t slot = 0; slot < map->high_slot && slot < ALLOT_MAX_SLOTS; slot++)
+        if (allot_account_is_alive(&session->account, (int)slot))
+            all |= atomic_load(&map->processes[slot].contexts);
+    if (all & (all - 1))
+        allot_flag(ALLOT_FLAG_SEVERAL_GPUS);
+}
+
+/* Whether there is room for one more context of this process. */
+static int begin(int gpu)
+{
+    allot_session *session = allot_session_get();
+    if (!session)
+        return 0;
+    if (gpu < 0)
+        return 1;
+    pthread_mutex_lock(&mutex);
+    int is_there = num_contexts[gpu] || allot_take(gpu, cost(session, gpu));
+    if (is_there && num_contexts[gpu]++ == 0)
+        note(session, gpu, 1);
+    pthread_mutex_unlock(&mutex);
+    return is_there;
+}
+
+static void end(int gpu)
+{
+    allot_session *session = allot_session_get();
+    if (!session || gpu < 0)
+        return;
+    pthread_mutex_lock(&mutex);
+    if (num_contexts[gpu] && --num_contexts[gpu] == 0) {
+        allot_give(gpu, cost(session, gpu));
+        note(session, gpu, 0);
+    }
+    pthread_mutex_unlock(&mutex);
+}
+
+CUresult allot_primary_retain(allot_primary_retain_fn real, CUcontext *context, CUdevice device)
+{
+    int gpu = allot_gpu_of(device);
+    if (!begin(gpu))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    CUresult outcome = real(context, device);
+    if (outcome != CUDA_SUCCESS)
+        end(gpu);
+    if (gpu < 0 || outcome != CUDA_SUCCESS)
+        return outcome;
+    pthread_mutex_lock(&mutex);
+    primary[gpu].context = *context;
+    int is_again = primary[gpu].num_retained++ > 0;
+    pthread_mutex_unlock(&mutex);
+    if (is_again)
+        end(gpu);
+    return outcome;
+}
+
+CUresult allot_primary_release(allot_primary_release_fn real, CUdevice device)
+{
+    int gpu = allot_gpu_of(device);
+    CUresult outcome = real(device);
+    if (outcome != CUDA_SUCCESS || gpu < 0)
+        return outcome;
+    pthread_mutex_lock(&mutex);
+    int is_last = primary[gpu].num_retained == 1;
+    if (primary[gpu].num_retained)
+        primary[gpu].num_retained--;
+    CUcontext context = primary[gpu].context;
+    pthread_mutex_unlock(&mutex);
+    if (is_last) {
+        allot_forget_context(context);
+        end(gpu);
+    }
+    return outcome;
+}
+
+CUresult allot_primary_reset(allot_primary_reset_fn real, CUdevice device)
+{
+    int gpu = allot_gpu_of(device);
+    CUresult outcome = real(device);
+    if (outcome == CUDA_SUCCESS && gpu >= 0 && primary[gpu].context)
+        allot_forget_context(primary[gpu].context);
+    return outcome;
+}
+
+/* One variant's own arguments; the same around the call. */
+#define CREATED(call)                                                                              \
+    int gpu = allot_gpu_of(device);                                                                \
+    if (!begin(gpu))                                                                               \
+        return CUDA_ERROR_OUT_OF_MEMORY;                                                           \
+    CUresult outcome = (call);                                                                     \
+    if (outcome != CUDA_SUCCESS)                                                                   \
+        end(gpu);                                                                                  \
+    else                                                                                           \
+        allot_keep((allot_thing){.kind = CONTEXT, .key = (uint64_t)(uintptr_t)*context,            \
+                                 .gpu = gpu, .context = *context});                                \
+    return outcome;
+
+CUresult allot_ctx_create(allot_ctx_create_fn real, CUcontext *context, unsigned flags,
+                          CUdevice device)
+{
+    CREATED(real(context, flags, device))
+}
+
+CUresult allot_ctx_create_v3(allot_ctx_create_v3_fn real, CUcontext *context, void *affinity,
+                             int num_affinity, unsigned flags, CUdevice device)
+{
+    CREATED(real(context, affinity, num_affinity, flags, device))
+}
+
+CUresult allot_ctx_create_v4(allot_ctx_create_v4_fn real, CUcontext *context, void *params,
+                             unsigned flags, CUdevice device)
+{
+    CREATED(real(context, params, flags, device))
+}
+
+CUresult allot_ctx_destroy(allot_ctx_destroy_fn real, CUcontext context)
+{
+    allot_thing thing;
+    CUresult outcome = real(context);
+    if (outcome == CUDA_SUCCESS && allot_lose(CONTEXT, (uint64_t)(uintptr_t)context, &thing)) {
+        allot_forget_context(context);
+        end(thing.gpu);
+    }
+    return outcome;
+}

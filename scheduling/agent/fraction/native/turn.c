@@ -1,0 +1,290 @@
+/* Compute share: sessions on one device launch kernels in turns, each turn's GPU time charged to
+ * its session, and the turn goes to who has had the least in proportion to its weight.
+ *
+ * The device's file is read and written, never mapped (a neighbour may cut it short), and holds
+ * per session what it has used. Who has the turn holds an OFD lock on its first byte; who waits
+ * holds one on its own byte. So a SIGKILL passes the turn on. It orders those who take part; it is
+ * no boundary.
+ */
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <pthread.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "memory.h"
+
+#define QUANTUM_NS 10000000ull
+#define LOOK_EVERY_NS 200000l
+/* Without any turn for so long (a neighbour was stopped in the middle) a call goes on as it is. */
+#define PATIENCE_NS 2000000000ull
+#define MAX_SESSIONS 64
+#define TURN_BYTE (1l << 20)
+#define WAITING_BYTES ((1l << 20) + 1)
+#define BUSY_BYTES ((1l << 20) + 1 + MAX_SESSIONS)
+
+/* Of one session in the file: GPU time by its weight; when it was first seen (strict). */
+typedef struct {
+    uint64_t virtual_ns, used_ns, since_ns, spare;
+} account;
+
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t begun = PTHREAD_COND_INITIALIZER;
+static _Atomic int num_captures;
+static struct {
+    int fd, is_held, is_watched, is_off, gpu;
+    uint64_t began, until, idle_since;
+    _Atomic uint64_t last_launch;
+    CUcontext context;
+} turn[ALLOT_MAX_GPUS];
+
+static void forget(void)
+{
+    for (int gpu = 0; gpu < ALLOT_MAX_GPUS; gpu++)
+        if (turn[gpu].fd > 0)
+            close(turn[gpu].fd);
+    memset(turn, 0, sizeof turn);
+    pthread_mutex_init(&mutex, NULL);
+    pthread_cond_init(&begun, NULL);
+    num_captures = 0;
+}
+
+__attribute__((constructor)) static void watch(void) { allot_session_on_fork(forget); }
+
+static uint64_t now_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+static void pause_ns(uint64_t ns)
+{
+    struct timespec t = {(time_t)(ns / 1000000000u), (long)(ns % 1000000000u)};
+    nanosleep(&t, NULL);
+}
+
+static int lock(int fd, short type, off_t byte)
+{
+    struct flock l = {.l_type = type, .l_whence = SEEK_SET, .l_start = byte, .l_len = 1};
+    return fcntl(fd, F_OFD_SETLK, &l) == 0;
+}
+
+/* The first locked byte of others in [first, end), or -1. */
+static off_t locked_from(int fd, off_t first, off_t end)
+{
+    struct flock l = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = first, .l_len = end - first};
+    if (first >= end || fcntl(fd, F_OFD_GETLK, &l) != 0 || l.l_type == F_UNLCK)
+        return -1;
+    return l.l_start < first ? first : l.l_start;
+}
+
+static account read_account(int fd, unsigned slot)
+{
+    account found = {0};
+    if (pread(fd, &found, sizeof found, (off_t)(slot * sizeof found)) != sizeof found)
+        memset(&found, 0, sizeof found);
+    return found;
+}
+
+static void write_account(int fd, unsigned slot, const account *value)
+{
+    if (pwrite(fd, value, sizeof *value, (off_t)(slot * sizeof *value)) < 0)
+        return;
+}
+
+static unsigned own_slot(allot_session *session, int gpu)
+{
+    return session->limits->gpus[gpu].share_slot % MAX_SESSIONS;
+}
+
+/* A process of ours that waits or launches holds its session's byte, shared with its siblings. */
+static int is_next(int fd, unsigned own, uint64_t virtual_ns)
+{
+    for (off_t byte = WAITING_BYTES;
+         (byte = locked_from(fd, byte, WAITING_BYTES + MAX_SESSIONS)) >= 0; byte++) {
+        unsigned slot = (unsigned)(byte - WAITING_BYTES);
+        if (slot == own)
+            continue;
+        uint64_t theirs = read_account(fd, slot).virtual_ns;
+        if (theirs < virtual_ns || (theirs == virtual_ns && slot < own))
+            return 0;
+    }
+    return 1;
+}
+
+/* Who was idle has no credit from that time: it begins with those who are at work. */
+static void catch_up(int fd, unsigned own, account *mine)
+{
+    uint64_t least = UINT64_MAX;
+    for (off_t byte = BUSY_BYTES; (byte = locked_from(fd, byte, BUSY_BYTES + MAX_SESSIONS)) >= 0;
+         byte++) {
+        unsigned slot = (unsigned)(byte - BUSY_BYTES);
+        uint64_t theirs = read_account(fd, slot).virtual_ns;
+        if (slot != own && theirs < least)
+            least = theirs;
+    }
+    if (least != UINT64_MAX && mine->virtual_ns < least)
+        mine->virtual_ns = least;
+}
+
+/* What a strict session must wait, so that it never gets more than its share of the time. */
+static uint64_t too_early_ns(allot_session *session, int gpu, account *mine, uint64_t now)
+{
+    uint64_t milli = session->limits->gpus[gpu].milli;
+    if (!session->limits->is_strict || milli >= 1000)
+        return 0;
+    uint64_t due = mine->since_ns + mine->used_ns * 1000 / milli;
+    /* Time that it left unused does not pile up beyond one turn. */
+    if (!mine->since_ns || due + QUANTUM_NS * 1000 / milli < now) {
+        mine->since_ns = now;
+        mine->used_ns = 0;
+        return 0;
+    }
+    return due > now ? due - now : 0;
+}
+
+static void wait_until_idle(int gpu)
+{
+    int mode = 2; /* relaxed: a capture of another thread is not disturbed */
+    ALLOT_DRIVER(cuThreadExchangeStreamCaptureMode, (int *), &mode);
+    if (ALLOT_DRIVER(cuCtxPushCurrent_v2, (CUcontext), turn[gpu].context) == CUDA_SUCCESS) {
+        ALLOT_DRIVER(cuCtxSynchronize, (void));
+        ALLOT_DRIVER(cuCtxPopCurrent_v2, (CUcontext *), &turn[gpu].context);
+    }
+    ALLOT_DRIVER(cuThreadExchangeStreamCaptureMode, (int *), &mode);
+}
+
+/* Under the mutex: charges the turn; gives it up, or begins the next one if nobody waits. */
+static void end_turn(allot_session *session, int gpu, int may_keep)
+{
+    int fd = turn[gpu].fd;
+    unsigned own = own_slot(session, gpu);
+    if (!atomic_load(&num_captures))
+        wait_until_idle(gpu);
+    uint64_t now = now_ns(), took = now - turn[gpu].began;
+    account mine = read_account(fd, own);
+    mine.used_ns += took;
+    mine.virtual_ns += took * 1000 / session->limits->gpus[gpu].milli;
+    write_account(fd, own, &mine);
+    atomic_fetch_add(&session->account.map->processes[session->account.slot].gpu_ns, took);
+    if (may_keep && !session->limits->is_strict && is_next(fd, own, mine.virtual_ns) &&
+        locked_from(fd, WAITING_BYTES, WAITING_BYTES + MAX_SESSIONS) < 0) {
+        turn[gpu].began = now;
+        turn[gpu].until = now + QUANTUM_NS;
+        return;
+    }
+    turn[gpu].is_held = 0;
+    lock(fd, F_UNLCK, TURN_BYTE);
+}
+
+/* Gives a turn up that nobody uses any more, and the sign that this session is at work. */
+static void *watcher(void *argument)
+{
+    int gpu = (int)(intptr_t)argument;
+    allot_session *session = allot_session_get();
+    for (;;) {
+        pause_ns(QUANTUM_NS / 4);
+        pthread_mutex_lock(&mutex);
+        uint64_t now = now_ns(), last = atomic_load(&turn[gpu].last_launch);
+        if (turn[gpu].is_held && (now > turn[gpu].until || now - last > QUANTUM_NS / 4))
+            end_turn(session, gpu, now - last <= QUANTUM_NS / 4);
+        if (!turn[gpu].is_held && now > last + 20 * QUANTUM_NS) {
+            lock(turn[gpu].fd, F_UNLCK, BUSY_BYTES + own_slot(session, gpu));
+            while (now_ns() > atomic_load(&turn[gpu].last_launch) + 20 * QUANTUM_NS)
+                pthread_cond_wait(&begun, &mutex);
+        }
+        pthread_mutex_unlock(&mutex);
+    }
+    return NULL;
+}
+
+static int open_file(allot_session *session, int gpu)
+{
+    pthread_t thread;
+    pthread_attr_t attributes;
+    if (turn[gpu].fd > 0 || turn[gpu].is_off)
+        return !turn[gpu].is_off;
+    turn[gpu].fd = open(session->limits->gpus[gpu].share, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+    pthread_attr_init(&attributes);
+    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+    turn[gpu].is_off = turn[gpu].fd <= 0 ||
+                       pthread_create(&thread, &attributes, watcher, (void *)(intptr_t)gpu) != 0;
+    pthread_attr_destroy(&attributes);
+    return !turn[gpu].is_off;
+}
+
+static void begin_turn(allot_session *session, int gpu)
+{
+    int fd = turn[gpu].fd, is_mine = 0;
+    unsigned own = own_slot(session, gpu);
+    uint64_t asked = now_ns();
+    account mine = read_account(fd, own);
+    if (lock(fd, F_RDLCK, BUSY_BYTES + own) && locked_from(fd, BUSY_BYTES + own, BUSY_BYTES + own + 1) < 0)
+        catch_up(fd, own, &mine);
+    write_account(fd, own, &mine);
+    lock(fd, F_RDLCK, WAITING_BYTES + own);
+    for (uint64_t now = asked; !is_mine && now - asked < PATIENCE_NS; now = now_ns()) {
+        mine = read_account(fd, own);
+        uint64_t early = too_early_ns(session, gpu, &mine, now);
+        if (early) {
+            asked = now;
+            pthread_mutex_unlock(&mutex);
+            pause_ns(early < QUANTUM_NS ? early : QUANTUM_NS);
+            pthread_mutex_lock(&mutex);
+            continue;
+        }
+        if (is_next(fd, own, mine.virtual_ns) && lock(fd, F_WRLCK, TURN_BYTE)) {
+            is_mine = 1;
+            write_account(fd, own, &mine);
+            break;
+        }
+        pthread_mutex_unlock(&mutex);
+        pause_ns(LOOK_EVERY_NS);
+        pthread_mutex_lock(&mutex);
+        if (turn[gpu].is_held)
+            break;
+    }
+    lock(fd, F_UNLCK, WAITING_BYTES + own);
+    if (is_mine) {
+        turn[gpu].is_held = 1;
+        turn[gpu].began = now_ns();
+        turn[gpu].until = turn[gpu].began + QUANTUM_NS;
+        ALLOT_DRIVER(cuCtxGetCurrent, (CUcontext *), &turn[gpu].context);
+    }
+}
+
+static int is_capturing(CUstream stream)
+{
+    int status = 0;
+    return ALLOT_DRIVER(cuStreamIsCapturing, (CUstream, int *), stream, &status) == CUDA_SUCCESS &&
+           status == 1;
+}
+
+void allot_capture_changed(int by) { atomic_fetch_add(&num_captures, by); }
+
+void allot_take_turn(CUstream stream)
+{
+    allot_session *session = allot_session_get();
+    int gpu = session ? allot_current_gpu() : -1;
+    if (gpu < 0 || !session->limits->gpus[gpu].share[0])
+        return;
+    uint64_t now = now_ns();
+    atomic_store(&turn[gpu].last_launch, now);
+    if (__atomic_load_n(&turn[gpu].is_held, __ATOMIC_ACQUIRE) &&
+        now < __atomic_load_n(&turn[gpu].until, __ATOMIC_RELAXED))
+        return;
+    /* What is only recorded takes no time of the device. */
+    if (atomic_load(&num_captures) && is_capturing(stream))
+        return;
+    pthread_mutex_lock(&mutex);
+    if (open_file(session, gpu)) {
+        pthread_cond_broadcast(&begun);
+        if (turn[gpu].is_held && now_ns() >= turn[gpu].until)
+            end_turn(session, gpu, 1);
+        if (!turn[gpu].is_held)
+            begin_turn(session, gpu);
+    }
+    pthread_mutex_unlock(&mutex);
+}

@@ -1,0 +1,75 @@
+/* Virtual memory management (PyTorch's expandable segments): the device comes from the request,
+ * since there may be no context; memory is given back once neither handles nor mappings hold it. */
+#include "memory.h"
+#include "rules_cuda.h"
+
+CUresult allot_mem_create(allot_mem_create_fn real, CUmemGenericAllocationHandle *handle,
+                          size_t bytes, const CUmemAllocationProp *prop, unsigned long long flags)
+{
+    if (!prop || prop->location.type != CU_MEM_LOCATION_TYPE_DEVICE)
+        return real(handle, bytes, prop, flags);
+    if (prop->requestedHandleTypes)
+        allot_flag(ALLOT_FLAG_EXPORTABLE);
+    int gpu = allot_gpu_of(prop->location.id);
+    CUresult outcome = ALLOT_CHARGED(gpu, bytes, real(handle, bytes, prop, flags));
+    if (outcome == CUDA_SUCCESS)
+        allot_keep((allot_thing){.kind = VMM_HANDLE, .key = *handle, .bytes = bytes, .gpu = gpu,
+                                 .num_references = 1});
+    return outcome;
+}
+
+static void counted(uint64_t handle, int references, int mappings)
+{
+    allot_thing thing;
+    if (allot_count(handle, references, mappings, &thing))
+        allot_give(thing.gpu, thing.bytes);
+}
+
+CUresult allot_mem_release(allot_mem_release_fn real, CUmemGenericAllocationHandle handle)
+{
+    CUresult outcome = real(handle);
+    if (outcome == CUDA_SUCCESS)
+        counted(handle, -1, 0);
+    return outcome;
+}
+
+CUresult allot_mem_map(allot_mem_map_fn real, CUdeviceptr ptr, size_t bytes, size_t offset,
+                       CUmemGenericAllocationHandle handle, unsigned long long flags)
+{
+    counted(handle, 0, 1);
+    CUresult outcome = real(ptr, bytes, offset, handle, flags);
+    if (outcome == CUDA_SUCCESS)
+        allot_keep((allot_thing){.kind = VMM_MAPPING, .key = ptr, .bytes = bytes, .other = handle});
+    else
+        counted(handle, 0, -1);
+    return outcome;
+}
+
+CUresult allot_mem_unmap(allot_mem_unmap_fn real, CUdeviceptr ptr, size_t bytes)
+{
+    allot_thing thing;
+    CUresult outcome = real(ptr, bytes);
+    if (outcome != CUDA_SUCCESS)
+        return outcome;
+    while (allot_lose_mapping(ptr, bytes, &thing))
+        counted(thing.other, 0, -1);
+    return outcome;
+}
+
+CUresult allot_mem_retain(allot_mem_retain_fn real, CUmemGenericAllocationHandle *handle,
+                          void *address)
+{
+    allot_thing thing;
+    CUresult outcome = real(handle, address);
+    /* The driver gives the handle that it gave before. */
+    if (outcome == CUDA_SUCCESS && allot_find_mapping((uint64_t)(uintptr_t)address, &thing))
+        counted(*handle, 1, 0);
+    return outcome;
+}
+
+CUresult allot_mem_import(allot_mem_import_fn real, CUmemGenericAllocationHandle *handle,
+                          void *os_handle, int type)
+{
+    allot_flag(ALLOT_FLAG_EXPORTABLE);
+    return real(handle, os_handle, type);
+}

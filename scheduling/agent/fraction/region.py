@@ -1,0 +1,251 @@
+"""The accounting region of a session as the agent sees it: made, read, and its state word set.
+
+The layout is `native/region.h`'s; change both, and the version. The workload writes into the file
+as it likes (it may even cut it short), so whatever is read here is a statement of the workload's,
+and nothing is mapped: a mapping of a file that shrinks would kill the agent. Standard library only.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import struct
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import IntEnum, IntFlag
+from pathlib import Path
+
+from scheduling.agent.fraction.limits import GpuLimit, uuid_bytes
+
+MAGIC = b"ALLOTRG1"
+VERSION = 1
+MAX_GPUS, MAX_SLOTS = 16, 1024
+_LOCK_SLOTS = 1 << 20
+# Offsets in bytes; see the C structure.
+_STATE, _FLAGS, _GENERATION, _LAST_CALL, _HIGH, _HELD, _WAKES = 16, 20, 12, 24, 32, 36, 40
+_GPUS, _GPU_SIZE = 64, 64
+_PROCESSES, _PROCESS_SIZE = _GPUS + MAX_GPUS * _GPU_SIZE, 64
+_USED = _PROCESSES + MAX_SLOTS * _PROCESS_SIZE
+_PENDING = _USED + MAX_GPUS * MAX_SLOTS * 8
+_SAVED = _PENDING + MAX_GPUS * MAX_SLOTS * 8
+SIZE = _SAVED + MAX_GPUS * MAX_SLOTS * 8
+# struct flock on 64-bit Linux: type, whence, start, length, pid.
+_FLOCK = struct.Struct("hhqqi4x")
+_F_OFD_GETLK = 36
+
+
+class RegionError(Exception):
+    """The file is no region, or the workload destroyed it."""
+
+
+class State(IntEnum):
+    """The state word. Anything but RUNNING holds the session's CUDA calls back; FAILED ends them
+    with error 401."""
+
+    RUNNING = 0
+    LOCKING = 1
+    SWAPPING_OUT = 2
+    SWAPPED_OUT = 3
+    WAITING = 4
+    SWAPPING_IN = 5
+    FAILED = 6
+
+
+class Flag(IntFlag):
+    """What processes of the session did that may rule Swap out."""
+
+    MANAGED = 1
+    IPC = 2
+    EXPORTABLE = 4
+    SEVERAL_GPUS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A living process of the session that used CUDA.
+
+    Attributes:
+        pid: As the process sees itself.
+        used_bytes: Per device, in the order of the limits.
+    """
+
+    slot: int
+    pid: int
+    used_bytes: tuple[int, ...]
+    saved_bytes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What a region says at one moment.
+
+    Attributes:
+        device_uuids: 16 bytes each.
+        used_bytes: Per device, of living processes.
+        last_call_s: `time.monotonic()` of the last CUDA call; None before the first.
+        num_held: Calls that wait at the gate now.
+        num_wakes: Datagrams sent so far.
+    """
+
+    state: State
+    flags: Flag
+    generation: int
+    device_uuids: tuple[bytes, ...]
+    limit_bytes: tuple[int, ...]
+    used_bytes: tuple[int, ...]
+    last_call_s: float | None
+    num_held: int
+    num_wakes: int
+    processes: tuple[Process, ...]
+
+
+class Region:
+    """One session's region, by its path on the machine."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def create(cls, path: Path, limits: Iterable[GpuLimit], mode: int = 0o666) -> Region:
+        """Make an empty region, or take the one that is there.
+
+        Args:
+            path: Of the file; it gets its name when it is whole.
+            limits: Devices, in the order of the limits file.
+            mode: The session's processes write to it as whatever user they run.
+        """
+        region = cls(path)
+        if path.exists():
+            return region
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        with open(temporary, "wb") as file:
+            file.truncate(SIZE)
+            file.write(struct.pack("<8sII", MAGIC, VERSION, 1))
+            for place, limit in enumerate(limits):
+                file.seek(_GPUS + place * _GPU_SIZE)
+                file.write(struct.pack("<16sQ", uuid_bytes(limit.device_uuid), limit.num_bytes))
+            os.fchmod(file.fileno(), mode)
+        temporary.rename(path)
+        return region
+
+    def read(self) -> Reading:
+        """What it says now.
+
+        Raises:
+            RegionError: see there.
+        """
+        with self._opened(os.O_RDWR) as fd:
+            head = os.pread(fd, _GPUS, 0)
+            if len(head) != _GPUS or not head.startswith(MAGIC):
+                raise RegionError(f"{self.path}: not a region")
+            version, generation, state, flags = struct.unpack_from("<IIII", head, 8)
+            if version != VERSION:
+                raise RegionError(f"{self.path}: version {version}")
+            last_call_ns, high, num_held, num_wakes = struct.unpack_from("<QIIQ", head, _LAST_CALL)
+            gpus = _gpus(_exactly(fd, MAX_GPUS * _GPU_SIZE, _GPUS))
+            processes = tuple(_processes(fd, min(high, MAX_SLOTS), len(gpus)))
+        return Reading(
+            state=State(state) if state in State._value2member_map_ else State.FAILED,
+            flags=Flag(flags & 15),
+            generation=generation,
+            device_uuids=tuple(uuid for uuid, _ in gpus),
+            limit_bytes=tuple(limit for _, limit in gpus),
+            used_bytes=tuple(
+                sum(process.used_bytes[place] for process in processes)
+                for place in range(len(gpus))
+            ),
+            last_call_s=last_call_ns / 1e9 if last_call_ns else None,
+            num_held=num_held,
+            num_wakes=num_wakes,
+            processes=processes,
+        )
+
+    def last_call_s(self) -> float | None:
+        """When a CUDA call was last made, by `time.monotonic()`; None before the first."""
+        ns = self._word(_LAST_CALL, "<Q")
+        return ns / 1e9 if ns else None
+
+    def state(self) -> State:
+        """The state word."""
+        number = self._word(_STATE, "<I")
+        return State(number) if number in State._value2member_map_ else State.FAILED
+
+    def set_state(self, state: State) -> None:
+        """Hold CUDA calls back, or let them go on; waiting calls see it within 2 ms."""
+        with self._opened(os.O_RDWR) as fd:
+            os.pwrite(fd, struct.pack("<I", state), _STATE)
+
+    def limits_changed(self) -> None:
+        """Have every process read the limits file again before its next allocation."""
+        with self._opened(os.O_RDWR) as fd:
+            (generation,) = struct.unpack("<I", _exactly(fd, 4, _GENERATION))
+            os.pwrite(fd, struct.pack("<I", (generation + 1) & 0xFFFFFFFF), _GENERATION)
+
+    def set_utilisation(self, place: int, percent: int) -> None:
+        """What the session's own NVML shows as the utilisation of its device."""
+        with self._opened(os.O_RDWR) as fd:
+            os.pwrite(fd, struct.pack("<I", percent), _GPUS + place * _GPU_SIZE + 24)
+
+    def _word(self, offset: int, form: str) -> int:
+        with self._opened(os.O_RDONLY) as fd:
+            number: int = struct.unpack(form, _exactly(fd, struct.calcsize(form), offset))[0]
+            return number
+
+    @contextmanager
+    def _opened(self, flags: int) -> Iterator[int]:
+        try:
+            fd = os.open(self.path, flags | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError as error:
+            raise RegionError(f"{self.path}: {error.strerror}") from error
+        try:
+            yield fd
+        finally:
+            os.close(fd)
+
+
+def _exactly(fd: int, size: int, offset: int) -> bytes:
+    data = os.pread(fd, size, offset)
+    if len(data) != size:
+        raise RegionError("the workload cut its region short")
+    return data
+
+
+def _gpus(data: bytes) -> list[tuple[bytes, int]]:
+    found = []
+    for place in range(MAX_GPUS):
+        uuid, limit = struct.unpack_from("<16sQ", data, place * _GPU_SIZE)
+        if limit == 0:
+            break
+        found.append((uuid, limit))
+    return found
+
+
+def _processes(fd: int, high: int, num_gpus: int) -> Iterator[Process]:
+    pids = _exactly(fd, high * _PROCESS_SIZE, _PROCESSES)
+    used = _columns(fd, _USED, high, num_gpus)
+    saved = _columns(fd, _SAVED, high, num_gpus)
+    for slot in range(high):
+        if is_locked(fd, slot):
+            (pid,) = struct.unpack_from("<I", pids, slot * _PROCESS_SIZE)
+            yield Process(
+                slot,
+                pid,
+                tuple(column[slot] for column in used),
+                tuple(column[slot] for column in saved),
+            )
+
+
+def _columns(fd: int, start: int, high: int, num_gpus: int) -> list[tuple[int, ...]]:
+    return [
+        struct.unpack(f"<{high}Q", _exactly(fd, high * 8, start + place * MAX_SLOTS * 8))
+        for place in range(num_gpus)
+    ]
+
+
+def is_locked(fd: int, slot: int) -> bool:
+    """Whether the slot's process lives: the kernel drops its lock when it dies."""
+    asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, _LOCK_SLOTS + slot, 1, 0)
+    found = fcntl.fcntl(fd, _F_OFD_GETLK, asked)
+    kind: int = _FLOCK.unpack(found)[0]
+    return kind != fcntl.F_UNLCK

@@ -1,0 +1,274 @@
+"""Calls the driver as a user's program does: steps as JSON by standard input, results as JSON out.
+
+A step is a list: the name of a method of `Caller`, then its arguments. Standard library only.
+"""
+
+# Functions of a library have no types.
+# mypy: disable-error-code="no-any-return"
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import sys
+import time
+from ctypes import byref, c_int, c_size_t, c_uint, c_uint64, c_void_p
+
+POINTER = c_uint64
+
+
+class Caller:
+    def __init__(self) -> None:
+        self.cu = ctypes.CDLL("libcuda.so.1")
+        self.named: dict[str, int] = {}
+        self.context = c_void_p()
+
+    def init(self) -> int:
+        return self.cu.cuInit(0)
+
+    def start(self, device: int = 0) -> list[int]:
+        """Initialise and make a context current."""
+        return [
+            self.cu.cuInit(0),
+            self.cu.cuDevicePrimaryCtxRetain(byref(self.context), device),
+            self.cu.cuCtxSetCurrent(self.context),
+        ]
+
+    def primary(self, device: int = 0) -> int:
+        return self.cu.cuDevicePrimaryCtxRetain(byref(self.context), device)
+
+    def release_primary(self, device: int = 0) -> int:
+        return self.cu.cuDevicePrimaryCtxRelease_v2(device)
+
+    def alloc(self, name: str, num_bytes: int) -> int:
+        pointer = POINTER()
+        result = self.cu.cuMemAlloc_v2(byref(pointer), c_size_t(num_bytes))
+        self.named[name] = pointer.value
+        return result
+
+    def free(self, name: str) -> int:
+        return self.cu.cuMemFree_v2(c_uint64(self.named.get(name, 0)))
+
+    def free_address(self, address: int) -> int:
+        return self.cu.cuMemFree_v2(c_uint64(address))
+
+    def info(self) -> list[int]:
+        free, total = c_size_t(), c_size_t()
+        result = self.cu.cuMemGetInfo_v2(byref(free), byref(total))
+        return [result, free.value, total.value]
+
+    def info_null(self) -> list[int]:
+        total = c_size_t()
+        return [
+            self.cu.cuMemGetInfo_v2(None, byref(total)),
+            self.cu.cuMemGetInfo_v2(None, None),
+            total.value,
+        ]
+
+    def total(self, device: int = 0) -> list[int]:
+        total = c_size_t()
+        return [self.cu.cuDeviceTotalMem_v2(byref(total), device), total.value]
+
+    def count(self) -> int:
+        count = c_int()
+        self.cu.cuDeviceGetCount(byref(count))
+        return count.value
+
+    def call(self, name: str, *arguments: int) -> int:
+        return getattr(self.cu, name)(*(c_uint64(argument) for argument in arguments))
+
+    def fill(self, kind: str, num_bytes: int) -> list[int]:
+        """Allocate by one API until it fails: how often it went well, and the last code."""
+        allocate = getattr(self, f"by_{kind}")
+        for count in range(100_000):
+            result = allocate(num_bytes)
+            if result:
+                return [count, result]
+        return [count, 0]
+
+    def by_alloc(self, num_bytes: int) -> int:
+        return self.cu.cuMemAlloc_v2(byref(POINTER()), c_size_t(num_bytes))
+
+    def by_pitch(self, num_bytes: int) -> int:
+        return self.cu.cuMemAllocPitch_v2(
+            byref(POINTER()), byref(c_size_t()), c_size_t(num_bytes // 1024), c_size_t(1024), 4
+        )
+
+    def by_managed(self, num_bytes: int) -> int:
+        return self.cu.cuMemAllocManaged(byref(POINTER()), c_size_t(num_bytes), 1)
+
+    def by_async(self, num_bytes: int) -> int:
+        return self.cu.cuMemAllocAsync(byref(POINTER()), c_size_t(num_bytes), None)
+
+    def by_async_ptsz(self, num_bytes: int) -> int:
+        return self.cu.cuMemAllocAsync_ptsz(byref(POINTER()), c_size_t(num_bytes), None)
+
+    def by_pool(self, num_bytes: int) -> int:
+        if "pool" not in self.named:
+            self.pool("pool")
+        return self.cu.cuMemAllocFromPoolAsync(
+            byref(POINTER()), c_size_t(num_bytes), c_uint64(self.named["pool"]), None
+        )
+
+    def by_vmm(self, num_bytes: int) -> int:
+        return self.create("", num_bytes)
+
+    def by_array(self, num_bytes: int) -> int:
+        descriptor = (c_uint64 * 3)(num_bytes // 4096, 1024, 0x20 | 1 << 32)
+        return self.cu.cuArrayCreate_v2(byref(c_void_p()), descriptor)
+
+    def by_array3d(self, num_bytes: int) -> int:
+        descriptor = (c_uint64 * 5)(num_bytes // 65536, 128, 128, 0x20 | 1 << 32, 0)
+        return self.cu.cuArray3DCreate_v2(byref(c_void_p()), descriptor)
+
+    def by_mipmapped(self, num_bytes: int) -> int:
+        descriptor = (c_uint64 * 5)(num_bytes // 65536, 128, 128, 0x20 | 1 << 32, 0)
+        return self.cu.cuMipmappedArrayCreate(byref(c_void_p()), descriptor, 3)
+
+    def by_graph(self, num_bytes: int) -> int:
+        """A launch of a graph that allocates; graphs of one device share their memory."""
+        self.named["graph"] = self.named.get("graph", 0) + num_bytes
+        graph, execution, node = c_void_p(), c_void_p(), c_void_p()
+        self.cu.cuGraphCreate(byref(graph), 0)
+        parameters = (c_uint64 * 16)(1, 1, 0)
+        parameters[0] = 1 | 0 << 32  # pinned
+        parameters[1] = 1 | 0 << 32  # on device 0
+        parameters[13] = self.named["graph"]
+        result = self.cu.cuGraphAddMemAllocNode(byref(node), graph, None, c_size_t(0), parameters)
+        if result:
+            return result
+        self.cu.cuGraphInstantiateWithFlags(byref(execution), graph, c_uint64(0))
+        return self.cu.cuGraphLaunch(execution, None)
+
+    def pool(self, name: str) -> int:
+        pool, properties = c_void_p(), (c_uint64 * 11)(1, 1)
+        result = self.cu.cuMemPoolCreate(byref(pool), properties)
+        self.named[name] = pool.value or 0
+        return result
+
+    def keep(self, name: str, num_bytes: int) -> int:
+        """Let a pool keep so much at a synchronisation."""
+        return self.cu.cuMemPoolSetAttribute(
+            c_uint64(self.named[name]), 4, byref(c_uint64(num_bytes))
+        )
+
+    def pool_alloc(self, pool: str, name: str, num_bytes: int) -> int:
+        pointer = POINTER()
+        result = self.cu.cuMemAllocFromPoolAsync(
+            byref(pointer), c_size_t(num_bytes), c_uint64(self.named[pool]), None
+        )
+        self.named[name] = pointer.value
+        return result
+
+    def free_async(self, name: str) -> int:
+        return self.cu.cuMemFreeAsync(c_uint64(self.named[name]), None)
+
+    def destroy_pool(self, name: str) -> int:
+        return self.cu.cuMemPoolDestroy(c_uint64(self.named[name]))
+
+    def pool_rounds(self, num_rounds: int, num_bytes: int) -> list[int]:
+        """Allocate and free from the default pool; the codes that came."""
+        codes = set()
+        for _ in range(num_rounds):
+            pointer = POINTER()
+            codes.add(self.cu.cuMemAllocAsync(byref(pointer), c_size_t(num_bytes), None))
+            codes.add(self.cu.cuMemFreeAsync(pointer, None))
+        return sorted(codes)
+
+    def synchronise(self) -> int:
+        return self.cu.cuCtxSynchronize()
+
+    def create(self, name: str, num_bytes: int, location: int = 1) -> int:
+        handle = c_uint64()
+        properties = (c_uint64 * 4)(1, location)
+        result = self.cu.cuMemCreate(byref(handle), c_size_t(num_bytes), properties, c_uint64(0))
+        self.named[name] = handle.value
+        return result
+
+    def reserve_and_map(self, name: str, handle: str, num_bytes: int) -> list[int]:
+        address = POINTER()
+        results = [
+            self.cu.cuMemAddressReserve(
+                byref(address), c_size_t(num_bytes), c_size_t(0), c_uint64(0), c_uint64(0)
+            ),
+            self.cu.cuMemMap(
+                address, c_size_t(num_bytes), c_size_t(0), c_uint64(self.named[handle]), c_uint64(0)
+            ),
+        ]
+        self.named[name] = address.value
+        return results
+
+    def unmap(self, name: str, num_bytes: int) -> int:
+        return self.cu.cuMemUnmap(c_uint64(self.named[name]), c_size_t(num_bytes))
+
+    def release(self, name: str) -> int:
+        return self.cu.cuMemRelease(c_uint64(self.named[name]))
+
+    def resolve(self, symbol: str, version: int, flags: int = 0) -> list[int]:
+        pointer, status = c_void_p(), c_int(-1)
+        result = self.cu.cuGetProcAddress_v2(
+            symbol.encode(), byref(pointer), version, c_uint64(flags), byref(status)
+        )
+        return [result, pointer.value or 0, status.value]
+
+    def resolved_is(self, symbol: str, version: int, flags: int, expected: str) -> bool:
+        """Whether the resolver's answer is the library's own exported function of that name."""
+        found = self.resolve(symbol, version, flags)[1]
+        return found == ctypes.cast(getattr(self.cu, expected), c_void_p).value
+
+    def fork_then(self, num_bytes: int) -> list[int]:
+        """What a forked child's own allocation gives, and what it sees as free before it."""
+        reading, writing = os.pipe()
+        if os.fork() == 0:
+            fresh = Caller()
+            fresh.start()
+            answer = [fresh.info()[1], fresh.alloc("x", num_bytes)]
+            os.write(writing, json.dumps(answer).encode())
+            os._exit(0)
+        os.wait()
+        return json.loads(os.read(reading, 1000))
+
+    def sleep(self, seconds: float) -> int:
+        time.sleep(seconds)
+        return 0
+
+    def nvml(self) -> dict[str, int]:
+        """What NVML shows of the first device."""
+        lib = ctypes.CDLL("libnvidia-ml.so.1")
+        device = c_void_p()
+        result = lib.nvmlInit_v2() or lib.nvmlDeviceGetHandleByIndex_v2(0, byref(device))
+        one, two = (c_uint64 * 3)(), (c_uint64 * 5)()
+        two[0] = 0x02000028
+        first = lib.nvmlDeviceGetMemoryInfo(device, one)
+        second = lib.nvmlDeviceGetMemoryInfo_v2(device, two)
+        two_wrong = (c_uint64 * 5)()
+        wrong = lib.nvmlDeviceGetMemoryInfo_v2(device, two_wrong)
+        infos, count = (c_uint64 * 300)(), c_uint(100)
+        listed = lib.nvmlDeviceGetComputeRunningProcesses_v3(device, byref(count), infos)
+        return {
+            "result": result or first or second or listed,
+            "wrong": wrong,
+            "total": one[0],
+            "free": one[1],
+            "used": one[2],
+            "total_v2": two[1],
+            "reserved_v2": two[2],
+            "free_v2": two[3],
+            "used_v2": two[4],
+            "pids": [infos[3 * i] & 0xFFFFFFFF for i in range(count.value)],
+            "own_pid": os.getpid(),
+        }
+
+    def maps(self) -> bool:
+        return True
+
+
+def main() -> None:
+    caller = Caller()
+    answers = [getattr(caller, step[0])(*step[1:]) for step in json.load(sys.stdin)]
+    json.dump(answers, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

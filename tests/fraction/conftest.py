@@ -1,0 +1,51 @@
+"""The C parts, built once, and a fake machine per test."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from scheduling.agent.fraction import build
+from scheduling.agent.fraction.build import Libraries
+from tests.fraction.world import World
+
+# Kept between runs: a build is named after what it was made from.
+BUILDS = Path(tempfile.gettempdir()) / f"allot-fraction-builds-{os.geteuid()}"
+
+
+@pytest.fixture(scope="session")
+def prefix() -> Iterator[Path]:
+    """A folder of this process's own, of a name that the next run builds for again."""
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "main")
+    folder = Path(tempfile.gettempdir()) / f"allot-fraction-{os.geteuid()}-{worker}"
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def libraries(prefix: Path) -> Libraries:
+    """What the compiler made of the sources as they are."""
+    if not build.compiler():
+        pytest.skip("no C compiler is installed")
+    return build.build(BUILDS, str(prefix))
+
+
+@pytest.fixture
+def make_world(prefix: Path, libraries: Libraries) -> Callable[..., World]:
+    """Make a machine with other devices, limits or driver than usual."""
+
+    def make(**changes: object) -> World:
+        return World(prefix, libraries, **changes).make()  # type: ignore[arg-type]
+
+    return make
+
+
+@pytest.fixture
+def world(make_world: Callable[..., World]) -> World:
+    """A T4 of which the session may use 5 GiB."""
+    return make_world()

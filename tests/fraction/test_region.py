@@ -1,0 +1,261 @@
+"""The accounting region: exact, shared by processes, and right again after any SIGKILL."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import random
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from scheduling.agent.fraction import build
+from scheduling.agent.fraction.build import NATIVE, Libraries
+from scheduling.agent.fraction.limits import GpuLimit, LimitsError, uuid_bytes
+from scheduling.agent.fraction.region import SIZE, Region, RegionError, State
+from tests.fraction.conftest import BUILDS
+from tests.fraction.world import UUIDS
+
+LIMIT = 1_000_000
+# Who has to wait for another's death must not notice: the target is 1 s.
+PATIENCE_S = 1.0
+
+
+class Account:
+    """A process's hold of a region, by the C code itself."""
+
+    def __init__(self, libraries: Libraries, path: Path) -> None:
+        self.lib = ctypes.CDLL(str(libraries.region))
+        self.lib.allot_account_used.restype = ctypes.c_uint64
+        self.memory = ctypes.create_string_buffer(256)
+        why = ctypes.c_char_p()
+        self.opened = self.lib.allot_account_open(self.memory, os.fsencode(path), ctypes.byref(why))
+        self.why = (why.value or b"").decode()
+        self.joined = self.lib.allot_account_join(self.memory) if self.opened == 0 else -1
+
+    def reserve(self, num_bytes: int, limit: int = LIMIT, gpu: int = 0) -> bool:
+        size = ctypes.c_uint64(num_bytes)
+        return bool(self.lib.allot_account_reserve(self.memory, gpu, size, ctypes.c_uint64(limit)))
+
+    def release(self, num_bytes: int, gpu: int = 0) -> None:
+        self.lib.allot_account_release(self.memory, gpu, ctypes.c_uint64(num_bytes))
+
+    def used(self, gpu: int = 0) -> int:
+        return int(self.lib.allot_account_used(self.memory, gpu))
+
+    def drop(self) -> None:
+        self.lib.allot_account_drop(self.memory)
+
+
+@pytest.fixture
+def region(tmp_path: Path) -> Region:
+    return Region.create(tmp_path / "region", [GpuLimit(UUIDS[0], LIMIT, 1000)])
+
+
+@pytest.fixture(scope="module")
+def hammer(libraries: Libraries) -> Path:
+    """The program that takes and gives back without end."""
+    program = BUILDS / f"hammer-{os.getpid()}"
+    source = Path(__file__).with_name("hammer.c")
+    command = [build.compiler(), "-O2", "-pthread", f"-I{NATIVE}", source, NATIVE / "region.c"]
+    subprocess.run([*command, "-o", program], check=True)
+    return program
+
+
+def test_a_new_region_says_what_it_was_made_for(region: Region) -> None:
+    reading = region.read()
+    assert reading.state is State.RUNNING
+    assert reading.device_uuids == (uuid_bytes(UUIDS[0]),)
+    assert reading.limit_bytes == (LIMIT,)
+    assert reading.used_bytes == (0,)
+    assert reading.last_call_s is None
+    assert region.path.stat().st_size == SIZE
+
+
+def test_what_processes_take_is_summed_and_never_beyond_the_limit(
+    libraries: Libraries, region: Region
+) -> None:
+    one, two = Account(libraries, region.path), Account(libraries, region.path)
+    assert one.reserve(600_000)
+    assert not two.reserve(400_001)
+    assert two.reserve(400_000)
+    assert region.read().used_bytes == (LIMIT,)
+    assert [process.used_bytes for process in region.read().processes] == [(600_000,), (400_000,)]
+    one.release(600_000)
+    assert two.reserve(600_000)
+    assert not one.reserve(2**64 - 1)
+    one.drop()
+    two.drop()
+    assert region.read().used_bytes == (0,)
+
+
+def test_a_death_gives_everything_back_at_the_next_miss(
+    libraries: Libraries, region: Region
+) -> None:
+    one, two = Account(libraries, region.path), Account(libraries, region.path)
+    assert one.reserve(LIMIT)
+    assert not two.reserve(1)
+    one.drop()
+    assert two.reserve(LIMIT)
+    assert two.used() == LIMIT
+
+
+def test_of_two_who_race_for_the_last_bytes_exactly_one_wins(
+    libraries: Libraries, region: Region
+) -> None:
+    """HAMi-core PRs #242, #227, #273, #282."""
+    for _ in range(50):
+        wins = 0
+        pipes = []
+        ready, go = os.pipe()
+        for _ in range(2):
+            reading, writing = os.pipe()
+            if os.fork() == 0:
+                account = Account(libraries, region.path)
+                os.close(go)
+                os.read(ready, 1)
+                os.write(writing, b"1" if account.reserve(600_000) else b"0")
+                time.sleep(0.02)
+                os._exit(0)
+            os.close(writing)
+            pipes.append(reading)
+        os.close(ready)
+        os.close(go)
+        for pipe in pipes:
+            wins += int(os.read(pipe, 1))
+            os.close(pipe)
+        for _ in range(2):
+            os.wait()
+        assert wins == 1
+
+
+@pytest.mark.parametrize(
+    ("damage", "why"),
+    [
+        (lambda path: path.write_bytes(b"x" * SIZE), "another format"),
+        (lambda path: os.truncate(path, 100), "right size"),
+        (lambda path: path.unlink(), "cannot be opened"),
+    ],
+    ids=["garbage", "cut short", "gone"],
+)
+def test_an_unusable_region_is_refused(
+    libraries: Libraries, region: Region, damage: object, why: str
+) -> None:
+    damage(region.path)  # type: ignore[operator]
+    account = Account(libraries, region.path)
+    assert account.opened == -1
+    assert why in account.why
+    with pytest.raises(RegionError):
+        region.read()
+
+
+def test_a_state_word_that_is_none_reads_as_failed(region: Region) -> None:
+    region.set_state(State.SWAPPED_OUT)
+    assert region.state() is State.SWAPPED_OUT
+    with open(region.path, "r+b") as file:
+        file.seek(16)
+        file.write(b"\xff")
+    assert region.read().state is State.FAILED
+
+
+@pytest.mark.parametrize("gpu", [GpuLimit(UUIDS[0], 0, 333), GpuLimit(UUIDS[0], -1, 333),
+                                 GpuLimit(UUIDS[0], 5, 0), GpuLimit("GPU-5f0c", 5, 333)],
+                         ids=["no memory", "less than none", "no time", "no UUID"])  # fmt: skip
+def test_limits_that_nobody_can_be_given_are_refused(gpu: GpuLimit) -> None:
+    from scheduling.agent.fraction.limits import Limits
+
+    with pytest.raises(LimitsError):
+        Limits("session", "/region", (gpu,)).text()
+
+
+class Crowd:
+    """Processes that take and give back, some in PID namespaces of their own."""
+
+    def __init__(self, hammer: Path, region: Region) -> None:
+        self.hammer, self.region, self.count = hammer, region, 0
+        self.members: dict[int, subprocess.Popen[str]] = {}
+
+    def add(self) -> None:
+        self.count += 1
+        apart = ["apart"] if self.count % 2 and os.geteuid() == 0 else []
+        process = subprocess.Popen(
+            [self.hammer, self.region.path, str(LIMIT), str(self.count), *apart],
+            stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        assert process.stdout is not None
+        self.members[int(process.stdout.readline())] = process
+
+    def kill(self, pid: int) -> None:
+        process = self.members.pop(pid)
+        os.kill(pid, signal.SIGKILL)
+        assert process.wait(10) in (0, -signal.SIGKILL)
+        assert process.stdout is not None
+        process.stdout.close()
+
+    def stopped(self) -> int:
+        """What is granted while nobody moves: the dead and the living."""
+        for pid in self.members:
+            os.kill(pid, signal.SIGSTOP)
+        for pid in self.members:
+            while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
+                time.sleep(0.0005)
+        sum_of_living = self.region.read().used_bytes[0]
+        for pid in self.members:
+            os.kill(pid, signal.SIGCONT)
+        return sum_of_living
+
+    def end(self) -> None:
+        for pid in list(self.members):
+            with suppress(ProcessLookupError):
+                self.kill(pid)
+
+
+@pytest.fixture
+def crowd(hammer: Path, region: Region) -> Iterator[Crowd]:
+    found = Crowd(hammer, region)
+    yield found
+    found.end()
+
+
+def test_a_thousand_sigkills_break_no_limit_and_leak_nothing(
+    libraries: Libraries, region: Region, crowd: Crowd
+) -> None:
+    """HAMi #2500, HAMi-core #86, PRs #260, #248: SIGKILL at every point, others go on within 1 s;
+    half of the processes in PID namespaces of their own."""
+    chance = random.Random(5)
+    for _ in range(6):
+        crowd.add()
+    for number in range(1000):
+        time.sleep(chance.random() * 0.003)
+        crowd.kill(chance.choice(sorted(crowd.members)))
+        crowd.add()
+        if number % 20 == 0:
+            assert crowd.stopped() <= LIMIT
+    crowd.end()
+    account = Account(libraries, region.path)
+    began = time.monotonic()
+    assert account.reserve(LIMIT)
+    assert time.monotonic() - began < PATIENCE_S
+    assert region.read().used_bytes == (LIMIT,)
+    account.release(LIMIT)
+    assert account.used() == 0
+
+
+def test_others_go_on_beside_one_that_was_stopped_in_the_middle(
+    libraries: Libraries, region: Region, crowd: Crowd
+) -> None:
+    for _ in range(3):
+        crowd.add()
+    for pid in crowd.members:
+        os.kill(pid, signal.SIGSTOP)
+    account = Account(libraries, region.path)
+    began = time.monotonic()
+    account.reserve(1)
+    assert time.monotonic() - began < PATIENCE_S
+    for pid in crowd.members:
+        os.kill(pid, signal.SIGCONT)
