@@ -13,21 +13,24 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from django.db.models import Max
+from django.db.models import Max, Prefetch
 from django.utils import timezone
 
 from projects.models import GpuQuota, NodeType, Project
 from scheduling.core import types as core
 from scheduling.models import (
+    LEADER,
     Attempt,
-    AttemptGoal,
-    AttemptPhase,
     Checkpoint,
+    DeviceAllocation,
     DeviceHold,
     Node,
     NodeState,
+    Phase,
     Workload,
 )
+
+LEAVING_PHASES = (Phase.CHECKPOINTING, Phase.STOPPING)
 
 SESSION_PRIORITY = 100
 """Sessions have no priority of their own: inside quota they come before every training of their
@@ -71,9 +74,13 @@ def workload_id(row: Workload) -> core.WorkloadId:
     return core.WorkloadId(str(row.pk))
 
 
-def replica_id(row: Workload) -> core.ReplicaId:
-    """A workload has one replica until gangs arrive in the forms."""
-    return core.ReplicaId(f"{row.pk}/0")
+def replica_id(row: Workload, index: int) -> core.ReplicaId:
+    return core.ReplicaId(f"{row.pk}/{index}")
+
+
+def index_of(replica: core.ReplicaId) -> int:
+    """Which replica of its workload it is; 0 is the leader."""
+    return int(replica.rpartition("/")[2])
 
 
 def _policy() -> core.Policy:
@@ -145,10 +152,20 @@ def _summed(children: Iterable[core.Project]) -> dict[core.ResourceKey, core.Sha
 
 
 def _unfinished() -> Iterable[Workload]:
+    parts = DeviceAllocation.objects.select_related("device").order_by("device__index")
+    attempts = (
+        Attempt.objects.open()
+        .select_related("allocation__node")
+        .prefetch_related(Prefetch("allocation__devices", parts))
+        .order_by("replica")
+    )
     return (
         Workload.objects.unfinished()
-        .select_related("project", "current__allocation__node", "hold__node")
-        .prefetch_related("current__allocation__devices__device")
+        .select_related("project")
+        .prefetch_related(
+            Prefetch("attempts", attempts),
+            Prefetch("holds", DeviceHold.objects.select_related("node")),
+        )
     )
 
 
@@ -156,12 +173,16 @@ def _workloads(rows: Sequence[Workload]) -> Iterable[core.Workload]:
     saved = _last_saved(rows)
     now = timezone.now()
     for row in rows:
-        workload = core_workload(row, (_replica(row),))
-        yield replace(workload, eviction_cost=_eviction_cost(row, saved, now))
+        workload = core_workload(row, tuple(_replicas(row)))
+        yield replace(
+            workload,
+            incomplete_since_s=_seconds(row.incomplete_since),
+            eviction_cost=_eviction_cost(row, saved, now),
+        )
 
 
 def _last_saved(rows: Sequence[Workload]) -> Mapping[uuid.UUID, datetime]:
-    """When each running attempt last saved."""
+    """When each running leader last saved."""
     ids = [row.current_id for row in rows if row.is_preemptible and row.current_id]
     found = (
         Checkpoint.objects.filter(attempt__in=ids).values_list("attempt").annotate(Max("saved_at"))
@@ -177,10 +198,8 @@ def _eviction_cost(
     It may still save when asked, so the lost progress is an upper bound; the time to save is not
     known before it has.
     """
-    attempt = row.current
-    if not row.is_preemptible or attempt is None or attempt.phase == AttemptPhase.ENDED:
-        return None
-    if attempt.started_at is None:
+    attempt = next(iter(row.attempts.all()), None)  # the open ones, the leader first
+    if not row.is_preemptible or attempt is None or attempt.started_at is None:
         return None
     ready_at = attempt.ready_at or attempt.started_at
     since = max(saved.get(attempt.pk, attempt.started_at), attempt.started_at)
@@ -203,7 +222,7 @@ def core_workload(row: Workload, replicas: tuple[core.Replica, ...]) -> core.Wor
         gpu=core.GpuRequest(row.num_devices, row.gpu_milli, row.gpu_memory_mib),
         cpu_milli=row.cpu_milli,
         memory_mib=row.memory_mib,
-        min_replicas=1,
+        min_replicas=row.min_replicas,
         replicas=replicas,
         node_types=tuple(core.NodeTypeName(name) for name in row.node_types) or None,
         not_before_s=_seconds(row.not_before),
@@ -212,22 +231,60 @@ def core_workload(row: Workload, replicas: tuple[core.Replica, ...]) -> core.Wor
     )
 
 
-def _replica(row: Workload) -> core.Replica:
-    attempt = row.current
-    if attempt is None or attempt.phase == AttemptPhase.ENDED:
-        return core.Replica(replica_id(row), core.ReplicaState.PENDING, held=held_by(row))
-    releasing = attempt.goal in (AttemptGoal.EVICT, AttemptGoal.STOP)
+def pending_replicas(row: Workload, count: int) -> tuple[core.Replica, ...]:
+    """A workload's first replicas, none of which has a place."""
+    return tuple(
+        core.Replica(replica_id(row, index), core.ReplicaState.PENDING) for index in range(count)
+    )
+
+
+def _replicas(row: Workload) -> Iterable[core.Replica]:
+    """Its replicas as `_unfinished` read them.
+
+    While a workload leaves as a whole, a replica that has left does not start again. Once one has
+    succeeded, no more are started than the minimum lacks (`core.replicas`).
+    """
+    attempts = {attempt.replica: attempt for attempt in row.attempts.all()}
+    held = holds_of(row)
+    succeeded = set(row.succeeded_replicas)
+    is_leaving = row.phase in LEAVING_PHASES or (
+        bool(attempts) and all(attempt.is_leaving for attempt in attempts.values())
+    )
+    num_missing = row.min_replicas - len(attempts) - len(succeeded - attempts.keys())
+    for index in range(row.max_replicas):
+        name = replica_id(row, index)
+        attempt = attempts.get(index)
+        if attempt is not None:
+            yield _placed(name, attempt, held.get(index), attempts)
+        elif index in succeeded:
+            yield core.Replica(name, core.ReplicaState.SUCCEEDED)
+        elif is_leaving:
+            yield core.Replica(name, core.ReplicaState.RELEASING, held=held.get(index))
+        elif not succeeded or num_missing > 0:
+            num_missing -= 1
+            yield core.Replica(name, core.ReplicaState.PENDING, held=held.get(index))
+
+
+def _placed(
+    name: core.ReplicaId,
+    attempt: Attempt,
+    held: core.Placement | None,
+    others: Mapping[int, Attempt],
+) -> core.Replica:
+    # The leader counts as the first that started, so that it is the last to leave.
+    starts = others.values() if attempt.replica == LEADER else (attempt,)
+    state = core.ReplicaState.RELEASING if attempt.is_leaving else core.ReplicaState.RUNNING
     return core.Replica(
-        id=replica_id(row),
-        state=core.ReplicaState.RELEASING if releasing else core.ReplicaState.RUNNING,
+        id=name,
+        state=state,
         placement=_placement(attempt),
-        held=held_by(row) if releasing else None,
-        started_s=_seconds(attempt.started_at or attempt.placed_at) or 0.0,
+        held=held if attempt.is_leaving else None,
+        started_s=min(_seconds(each.started_at or each.placed_at) or 0.0 for each in starts),
     )
 
 
 def _placement(attempt: Attempt) -> core.Placement:
-    devices = sorted(attempt.allocation.devices.all(), key=lambda part: part.device.index)
+    devices = list(attempt.allocation.devices.all())
     return core.Placement(
         node=core.NodeName(attempt.allocation.node.name),
         devices=tuple(part.device.index for part in devices),
@@ -235,17 +292,16 @@ def _placement(attempt: Attempt) -> core.Placement:
     )
 
 
-def held_by(row: Workload) -> core.Placement | None:
-    """The capacity kept for a workload while others leave it."""
-    try:
-        hold = row.hold
-    except DeviceHold.DoesNotExist:
-        return None
-    return core.Placement(
-        node=core.NodeName(hold.node.name),
-        devices=tuple(hold.device_indices),
-        milli_per_device=hold.milli_per_device,
-    )
+def holds_of(row: Workload) -> Mapping[int, core.Placement]:
+    """The capacity kept for a workload's replicas while others leave it."""
+    return {
+        hold.replica: core.Placement(
+            node=core.NodeName(hold.node.name),
+            devices=tuple(hold.device_indices),
+            milli_per_device=hold.milli_per_device,
+        )
+        for hold in row.holds.all()
+    }
 
 
 def _seconds(at: datetime | None) -> float | None:

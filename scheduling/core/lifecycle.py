@@ -1,10 +1,10 @@
 """A workload's states: event in, next state and consequences out. No clock, no rows.
 
 The table at the end is the whole machine: a pair that is not in it is a mistake of the caller and
-    raises. Transitions
-that reflect (something was seen: `Ready`, `Exited`, `Refused`, `NodeLost`, `NodeBack`) and
-transitions that cause
-(somebody wants something: `Placed`, `EvictAsked`, `StopAsked`, `RetryAsked`) are separate events.
+raises. Transitions that reflect (something was seen: `Ready`, `Exited`, `Refused`, `NodeLost`,
+`NodeBack`, `ReplicaFailed`) and transitions that cause (somebody wants something: `Placed`,
+`EvictAsked`, `StopAsked`, `RetryAsked`, `WindDown`) are separate events. A workload of several
+replicas is one here; what the end of one of them means is said by `replicas`.
 """
 
 from __future__ import annotations
@@ -122,6 +122,16 @@ class GivenUp:
     """Its node has been away for longer than its lease: a training cannot be alive any more."""
 
 
+@dataclass(frozen=True, slots=True)
+class ReplicaFailed:
+    """One of several replicas failed and starts again alone; the others go on."""
+
+
+@dataclass(frozen=True, slots=True)
+class WindDown:
+    """One of several replicas ended in a way that ends all: the others save and leave."""
+
+
 Event = (
     Placed
     | Ready
@@ -133,6 +143,8 @@ Event = (
     | NodeLost
     | NodeBack
     | GivenUp
+    | ReplicaFailed
+    | WindDown
 )
 
 
@@ -220,8 +232,18 @@ def _refused(_phase: Phase, event: Event, facts: Facts) -> Transition:
     return _failed(facts) if event.is_retryable else _end(Phase.FAILED)
 
 
+def failures_after(facts: Facts) -> int:
+    """Failures in a row, with one more now."""
+    return 1 if facts.has_progress else facts.num_failures + 1
+
+
+def _replica_failed(phase: Phase, _event: Event, facts: Facts) -> Transition:
+    failures = failures_after(facts)
+    return Transition(phase, backoff_s=backoff_s(failures), num_failures=failures)
+
+
 def _failed(facts: Facts) -> Transition:
-    failures = 1 if facts.has_progress else facts.num_failures + 1
+    failures = failures_after(facts)
     if facts.is_session or failures > facts.backoff_limit:
         return Transition(Phase.FAILED, num_failures=failures, is_end=True, releases=True)
     return Transition(
@@ -251,19 +273,21 @@ def _retry(_phase: Phase, _event: Event, _facts: Facts) -> Transition:
 
 WAITING = (Phase.QUEUED, Phase.PREEMPTED)
 HELD = (Phase.STARTING, Phase.RUNNING, Phase.CHECKPOINTING, Phase.STOPPING, Phase.LOST)
+UNDISTURBED = (Phase.STARTING, Phase.RUNNING, Phase.LOST)
 ENDED = (Phase.STOPPED, Phase.COMPLETED, Phase.FAILED)
 
 _TABLE: dict[tuple[Phase, type[Event]], Step] = {
     **{(phase, Placed): _to(Phase.STARTING) for phase in WAITING},
     **{(phase, StopAsked): _stop_waiting for phase in WAITING},
     (Phase.STARTING, Ready): _to(Phase.RUNNING),
-    (Phase.STARTING, EvictAsked): _evict,
-    (Phase.RUNNING, EvictAsked): _evict,
+    **{(phase, EvictAsked): _evict for phase in UNDISTURBED},
     **{(phase, StopAsked): _stop_active for phase in HELD},
     **{(phase, Exited): _exited for phase in HELD},
     **{(phase, Refused): _refused for phase in HELD},
     **{(phase, NodeLost): _to(Phase.LOST) for phase in HELD},
     (Phase.LOST, NodeBack): _to(Phase.RUNNING),
-    (Phase.LOST, GivenUp): _given_up,
+    **{(phase, GivenUp): _given_up for phase in HELD},
+    **{(phase, ReplicaFailed): _replica_failed for phase in UNDISTURBED},
+    **{(phase, WindDown): _to(Phase.CHECKPOINTING) for phase in UNDISTURBED},
     **{(phase, RetryAsked): _retry for phase in ENDED},
 }

@@ -135,10 +135,10 @@ class State:
         if replica.state is ReplicaState.SUCCEEDED:
             item.num_succeeded += 1
             return False
-        if replica.state is ReplicaState.RELEASING:
-            self._add_leaving(item, replica)
-        else:
+        if replica.state is not ReplicaState.RELEASING:
             item.pending.append(replica)
+        elif replica.placement is not None:
+            self._add_leaving(item, replica)
         if replica.held is not None:
             self._kept_places.append((item, replica, replica.held))
         return True

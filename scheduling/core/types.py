@@ -38,7 +38,7 @@ class ReplicaState(StrEnum):
     RUNNING = "running"
     """Placed: from the decision to start it on."""
     RELEASING = "releasing"
-    """Told to stop and to return to the queue; still occupies its devices."""
+    """Told to stop and to return to the queue, with what runs beside it; occupies its devices."""
     SUCCEEDED = "succeeded"
 
 
@@ -132,7 +132,8 @@ class Replica:
     """One worker process of a workload.
 
     Attributes:
-        placement: Set while running or releasing.
+        placement: Set while running or releasing; a releasing one without has left already, other
+            replicas of its workload not yet.
         held: For a pending claimant: capacity kept for it while victims release it.
         started_s: When it last started, for minimum runtime and for leaving in reverse order.
     """

@@ -38,6 +38,8 @@ from scheduling.models.records import (
 from scheduling.models.workloads import (
     ACTIVE_PHASES,
     ENDED_PHASES,
+    LEADER,
+    MAX_REPLICAS,
     WAITING_PHASES,
     CheckpointMode,
     Event,
@@ -52,6 +54,8 @@ from scheduling.models.workloads import (
 __all__ = [
     "ACTIVE_PHASES",
     "ENDED_PHASES",
+    "LEADER",
+    "MAX_REPLICAS",
     "SKEWED_FROM_S",
     "WAITING_PHASES",
     "Allocation",

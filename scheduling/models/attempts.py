@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Self
 
 from django.contrib.postgres.fields import ArrayField
 from django.db import models
@@ -35,10 +35,25 @@ class AttemptGoal(models.TextChoices):
     STOP = "stop"
 
 
+class AttemptQuerySet(models.QuerySet["Attempt"]):
+    def open(self) -> Self:
+        """Those that have not ended."""
+        return self.exclude(phase=AttemptPhase.ENDED)
+
+    def of(self, workload: Workload) -> Self:
+        """All starts of a workload."""
+        return self.filter(workload=workload)
+
+
 class Attempt(models.Model):
-    """One start of a workload on a node, with its own log.
+    """One start of a replica of a workload on a node, with its own log.
 
     Attributes:
+        replica: Which one; 0 is the leader.
+        number: 1 for the first start of this replica.
+        num_replicas: How many of the workload had a place when it was placed.
+        rendezvous_port: On its node, where a leader's others find it; None where there are none.
+        is_retryable: For one that could not start: whether trying again may help.
         goal_detail: Why it is to stop, in words, for the attempt's log.
         is_ready: For a session: its socket answers.
         lost_progress_s: For an evicted one: seconds since its last checkpoint when it stopped.
@@ -46,7 +61,10 @@ class Attempt(models.Model):
 
     id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
     workload = models.ForeignKey(Workload, on_delete=models.CASCADE, related_name="attempts")
+    replica = models.PositiveSmallIntegerField(default=0)
     number = models.PositiveIntegerField()
+    num_replicas = models.PositiveSmallIntegerField(default=1)
+    rendezvous_port = models.PositiveIntegerField(null=True, blank=True)
     node = models.ForeignKey(Node, on_delete=models.PROTECT, related_name="attempts")
     phase = models.CharField(
         max_length=16, choices=AttemptPhase.choices, default=AttemptPhase.STARTING
@@ -61,6 +79,7 @@ class Attempt(models.Model):
     ended_at = models.DateTimeField(null=True, blank=True)
     exit_code = models.IntegerField(null=True, blank=True)
     exit_cause = models.CharField(max_length=32, blank=True)
+    is_retryable = models.BooleanField(default=True)
     error = models.TextField(blank=True)
     last_lines = ArrayField(models.TextField(), default=list, blank=True)
     peak_memory_mib = models.PositiveIntegerField(null=True, blank=True)
@@ -71,19 +90,23 @@ class Attempt(models.Model):
     )
     lost_progress_s = models.FloatField(null=True, blank=True)
 
+    objects = AttemptQuerySet.as_manager()
+
     if TYPE_CHECKING:
         allocation: Allocation
         checkpoints: RelatedManager[Checkpoint]
 
     class Meta:
-        ordering = ("workload", "number")
+        ordering = ("workload", "replica", "number")
         indexes: ClassVar = [models.Index(fields=["ended_at"], name="attempt_end")]
         constraints: ClassVar = [
-            models.UniqueConstraint(fields=["workload", "number"], name="attempt_number_unique"),
             models.UniqueConstraint(
-                fields=["workload"],
+                fields=["workload", "replica", "number"], name="attempt_number_of_replica_unique"
+            ),
+            models.UniqueConstraint(
+                fields=["workload", "replica"],
                 condition=~Q(phase="ended"),
-                name="attempt_one_open_per_workload",
+                name="attempt_one_open_per_replica",
             ),
             models.CheckConstraint(
                 condition=Q(phase__in=AttemptPhase.values), name="attempt_phase_known"
@@ -99,7 +122,12 @@ class Attempt(models.Model):
         ]
 
     def __str__(self) -> str:
-        return f"{self.workload} #{self.number}"
+        return f"{self.workload}/{self.replica} #{self.number}"
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether it was told to save and end."""
+        return self.goal in (AttemptGoal.EVICT, AttemptGoal.STOP)
 
 
 class Allocation(models.Model):
@@ -174,14 +202,22 @@ class DeviceAllocation(models.Model):
 
 
 class DeviceHold(models.Model):
-    """Capacity that victims are releasing, kept for their claimant (`Replica.held` in the core)."""
+    """Capacity that victims are releasing, kept for a replica of their claimant (`Replica.held` in
+    the core).
+    """
 
-    workload = models.OneToOneField(Workload, on_delete=models.CASCADE, related_name="hold")
+    workload = models.ForeignKey(Workload, on_delete=models.CASCADE, related_name="holds")
+    replica = models.PositiveSmallIntegerField(default=0)
     node = models.ForeignKey(Node, on_delete=models.CASCADE, related_name="+")
     device_indices = ArrayField(models.PositiveSmallIntegerField(), default=list, blank=True)
     milli_per_device = models.PositiveIntegerField(default=0)
     created_at = models.DateTimeField()
     expires_at = models.DateTimeField()
+
+    class Meta:
+        constraints: ClassVar = [
+            models.UniqueConstraint(fields=["workload", "replica"], name="hold_one_per_replica"),
+        ]
 
     def __str__(self) -> str:
         return f"{self.workload_id} on {self.node_id}"

@@ -17,7 +17,7 @@ from scheduling.models.nodes import Node
 if TYPE_CHECKING:
     from django_stubs_ext.db.models.manager import RelatedManager
 
-    from scheduling.models.attempts import Attempt, Checkpoint
+    from scheduling.models.attempts import Attempt, Checkpoint, DeviceHold
 
 
 class Phase(models.TextChoices):
@@ -56,6 +56,11 @@ class CheckpointMode(models.TextChoices):
     COMMAND = "command", _("by command")
 
 
+MAX_REPLICAS = 512
+LEADER = 0
+"""The replica by which a workload is shown, connected to and saved."""
+
+
 class WorkloadQuerySet(models.QuerySet["Workload"]):
     def waiting(self) -> Self:
         return self.filter(phase__in=WAITING_PHASES)
@@ -85,8 +90,15 @@ class Workload(models.Model):
         claimant: For a victim: the workload that gained, until it runs again.
         not_before: Back-off after a failed start.
         request_id: The form's or API's idempotency key.
-        node, node_type: Where its current (or last) attempt lies.
-        current: The attempt that counts now.
+        num_devices, gpu_milli, cpu_milli, memory_mib: Of each replica.
+        min_replicas: Fewer never run; above 1 a gang, whose members work together.
+        max_replicas: It grows up to so many while there is room.
+        node, node_type: Where its leader's current (or last) attempt lies.
+        current: The leader's (replica 0's) attempt that counts now.
+        succeeded_replicas: Those that ended with 0 since all were last started.
+        incomplete_since: Since when a running gang has had fewer than its minimum.
+        decisive: While the rest of it leaves: the replica's attempt whose end decides what becomes
+            of all.
     """
 
     id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
@@ -105,6 +117,8 @@ class Workload(models.Model):
     gpu_memory_mib = models.PositiveIntegerField(null=True, blank=True)
     cpu_milli = models.PositiveIntegerField()
     memory_mib = models.PositiveIntegerField()
+    min_replicas = models.PositiveSmallIntegerField(default=1)
+    max_replicas = models.PositiveSmallIntegerField(default=1)
     node_types = ArrayField(models.CharField(max_length=40), default=list)
     priority = models.PositiveSmallIntegerField(choices=Priority.choices, default=Priority.MEDIUM)
     is_preemptible = models.BooleanField()
@@ -144,6 +158,11 @@ class Workload(models.Model):
     current = models.ForeignKey(
         "Attempt", on_delete=models.SET_NULL, null=True, blank=True, related_name="+"
     )
+    succeeded_replicas = ArrayField(models.PositiveSmallIntegerField(), default=list, blank=True)
+    incomplete_since = models.DateTimeField(null=True, blank=True)
+    decisive = models.ForeignKey(
+        "Attempt", on_delete=models.SET_NULL, null=True, blank=True, related_name="+"
+    )
 
     objects = WorkloadQuerySet.as_manager()
 
@@ -151,6 +170,7 @@ class Workload(models.Model):
         attempts: RelatedManager[Attempt]
         waits: RelatedManager[Wait]
         checkpoints: RelatedManager[Checkpoint]
+        holds: RelatedManager[DeviceHold]
         events: RelatedManager[Event]
 
     class Meta:
@@ -206,6 +226,16 @@ class Workload(models.Model):
                 condition=Q(cpu_milli__gte=100, memory_mib__gte=64), name="workload_cpu_memory_min"
             ),
             models.CheckConstraint(condition=Q(grace_s__lte=300), name="workload_grace_range"),
+            models.CheckConstraint(
+                condition=Q(min_replicas__gte=1)
+                & Q(max_replicas__gte=F("min_replicas"))
+                & Q(max_replicas__lte=MAX_REPLICAS),
+                name="workload_replicas_range",
+            ),
+            models.CheckConstraint(
+                condition=~Q(kind="interactive") | Q(max_replicas=1),
+                name="workload_session_is_one",
+            ),
         ]
 
     def __str__(self) -> str:
@@ -216,8 +246,14 @@ class Workload(models.Model):
         return self.kind == WorkloadKind.INTERACTIVE
 
     @property
+    def is_gang(self) -> bool:
+        """Whether its replicas work together, so that a failed one stops all."""
+        return self.min_replicas > 1
+
+    @property
     def gpu_total_milli(self) -> int:
-        """GPUs asked for, in thousandths; 0 when asked by memory (it depends on the device)."""
+        """GPUs that a replica asks for, in thousandths; 0 when asked by memory, which depends on
+        the device."""
         return self.num_devices * (self.gpu_milli or 0)
 
 

@@ -22,6 +22,7 @@ from scheduling.models import (
 )
 from scheduling.outbox import owe
 from scheduling.services.events import announce_workload, record_event
+from scheduling.services.replicas import open_attempts_of
 from scheduling.services.transitions import advance, lock
 
 
@@ -51,24 +52,26 @@ def stop(workload: Workload, *, actor: User) -> Workload:
     if row.phase in WAITING_PHASES:
         advance(row, lifecycle.StopAsked(), code="stopped", actor=actor)
         return row
-    attempt = row.current
-    if attempt is None or attempt.goal == AttemptGoal.STOP:
+    attempts = [each for each in open_attempts_of(row) if each.goal != AttemptGoal.STOP]
+    if not attempts:
         return row
     advance(row, lifecycle.StopAsked(), code="stop_asked", actor=actor)
-    _ask(row, attempt, AttemptGoal.STOP, f"stop asked by {actor.username}")
+    for attempt in attempts:
+        _ask(row, attempt, AttemptGoal.STOP, f"stop asked by {actor.username}")
     return row
 
 
 @transaction.atomic
 def checkpoint_now(workload: Workload, *, actor: User) -> Workload:
-    """Have a running training save now and go on.
+    """Have a running training save now and go on; of several replicas all are asked, and the
+    leader's checkpoint counts.
 
     Raises:
         ActionRefusedError: it does not run, or has no way to save.
     """
     row = _locked_for(workload, actor)
-    attempt = row.current
-    if row.phase != Phase.RUNNING or attempt is None:
+    attempts = [each for each in open_attempts_of(row) if not each.is_leaving]
+    if row.phase != Phase.RUNNING or not attempts:
         raise ActionRefusedError(
             "not_running", _("Only a running training can save; this one is not running.")
         )
@@ -76,8 +79,9 @@ def checkpoint_now(workload: Workload, *, actor: User) -> Workload:
         raise ActionRefusedError(
             "cannot_save", _("This workload was submitted without a checkpoint mode.")
         )
-    record_event(row, "checkpoint_asked", at=timezone.now(), attempt=attempt, actor=actor)
-    _ask(row, attempt, AttemptGoal.CHECKPOINT, f"checkpoint asked by {actor.username}")
+    record_event(row, "checkpoint_asked", at=timezone.now(), attempt=attempts[0], actor=actor)
+    for attempt in attempts:
+        _ask(row, attempt, AttemptGoal.CHECKPOINT, f"checkpoint asked by {actor.username}")
     announce_workload(row)
     return row
 

@@ -37,7 +37,15 @@ from scheduling.models import (
 from scheduling.services import claims, uptime
 from scheduling.services.claims import GIVEN_UP_AFTER_S, LOST_AFTER_S
 from scheduling.services.events import announce_workload, record_event, wake_planner
-from scheduling.services.transitions import advance, lock
+from scheduling.services.replicas import (
+    details_of,
+    end,
+    event_of,
+    is_whole,
+    num_alive,
+    open_attempts_of,
+)
+from scheduling.services.transitions import advance, advance_by, lock
 
 if TYPE_CHECKING:
     from scheduling.agent import protocol
@@ -236,9 +244,7 @@ def _is_as_recorded(
         return False
     workload = attempt.workload
     # A lost workload is found again, one that starts becomes ready.
-    if workload.current_id == attempt.pk and (
-        workload.phase == Phase.LOST or (workload.phase == Phase.STARTING and attempt.is_ready)
-    ):
+    if workload.phase == Phase.LOST or (workload.phase == Phase.STARTING and attempt.is_ready):
         return False
     before = _facts(attempt)
     _copy_facts(attempt, report)
@@ -271,22 +277,19 @@ def _record_attempt(attempt: Attempt, report: protocol.AttemptReport) -> None:
     before = _visible(attempt)
     _record_checkpoints(attempt, report.checkpoints)
     _copy_facts(attempt, report)
-    if workload.current_id != attempt.pk:
-        attempt.save()
-        return
-    workload.current = attempt
-    if workload.phase == Phase.LOST and report.phase not in ("exited", "refused"):
-        workload.reason = workload.reason.get("before", workload.reason)
-        advance(workload, lifecycle.NodeBack(), code="node_back")
+    if workload.current_id == attempt.pk:
+        workload.current = attempt
     if report.phase in ("exited", "refused"):
         _record_end(workload, attempt, report)
         return
-    if workload.phase == Phase.STARTING and attempt.is_ready:
-        attempt.save()
-        advance(workload, lifecycle.Ready(), code="ready")
-        return
     attempt.save()
-    if _visible(attempt) != before:
+    if workload.phase == Phase.LOST and num_alive(workload) >= workload.min_replicas:
+        workload.reason = workload.reason.get("before", workload.reason)
+        code = "node_back" if workload.max_replicas == 1 else "whole_again"
+        advance_by(attempt, workload, lifecycle.NodeBack(), code=code, details={})
+    elif workload.phase == Phase.STARTING and attempt.is_ready and is_whole(workload):
+        advance(workload, lifecycle.Ready(), code="ready")
+    elif _visible(attempt) != before:
         announce_workload(workload)
 
 
@@ -320,27 +323,24 @@ def _record_end(workload: Workload, attempt: Attempt, report: protocol.AttemptRe
     attempt.phase = AttemptPhase.ENDED
     attempt.ended_at = max(_time(report.ended_at) or now, attempt.placed_at)
     attempt.exit_code = report.exit_code
-    attempt.exit_cause = report.exit_cause or report.phase
+    attempt.exit_cause = report.exit_cause or ("refused" if report.phase == "refused" else "own")
+    attempt.is_retryable = report.is_retryable
     attempt.last_lines = [line.replace("\x00", "\ufffd") for line in report.last_lines[-20:]]
     attempt.lost_progress_s = _lost_progress_s(attempt)
-    details = {
-        "exit_code": report.exit_code,
-        "cause": attempt.exit_cause,
-        "error": attempt.error,
-        "peak_memory_mib": attempt.peak_memory_mib,
-        "memory_limit_mib": attempt.memory_limit_mib,
-        "lost_progress_s": attempt.lost_progress_s,
-    }
-    event: lifecycle.Event
-    if report.phase == "refused":
-        event = lifecycle.Refused(report.is_retryable)
-    else:
-        event = lifecycle.Exited(lifecycle.Cause(report.exit_cause or "own"), report.exit_code)
-    stop_wanted = attempt.goal == AttemptGoal.STOP
     attempt.save()
-    step = advance(workload, event, code="ended", details=details)
-    if step.phase is lifecycle.Phase.FAILED or (step.wait_cause == "failed" and not stop_wanted):
-        _explain_failure(workload, attempt, step)
+    _end(workload, attempt, now)
+
+
+def _end(workload: Workload, attempt: Attempt, now: datetime) -> None:
+    """What follows from an end that is recorded."""
+    event, details = event_of(attempt), details_of(attempt)
+    step, about = end(workload, attempt, event, now, details)
+    if step is None:
+        return
+    stop_wanted = attempt.goal == AttemptGoal.STOP
+    is_retried = step.wait_cause == "failed" or step.phase is lifecycle.Phase.CHECKPOINTING
+    if step.phase is lifecycle.Phase.FAILED or (is_retried and not stop_wanted):
+        _explain_failure(workload, about, step)
 
 
 def _explain_failure(workload: Workload, attempt: Attempt, step: lifecycle.Transition) -> None:
@@ -356,6 +356,7 @@ def _explain_failure(workload: Workload, attempt: Attempt, step: lifecycle.Trans
             "attempts": step.num_failures,
             "error": attempt.error,
             "last_error": attempt.error or "\n".join(attempt.last_lines[-3:]),
+            "replica": attempt.replica if workload.max_replicas > 1 else None,
             "limit_mib": attempt.memory_limit_mib,
             "peak_mib": attempt.peak_memory_mib,
             "until": workload.not_before.isoformat() if workload.not_before else None,
@@ -371,7 +372,7 @@ def _lost_progress_s(attempt: Attempt) -> float | None:
     """Seconds from its last checkpoint (or start) to its end; None where it ended by itself."""
     if attempt.exit_cause == "own" or attempt.started_at is None or attempt.ended_at is None:
         return None
-    last = Checkpoint.objects.filter(attempt=attempt).first()
+    last = Checkpoint.objects.filter(workload=attempt.workload_id).first()
     since = max(last.saved_at, attempt.started_at) if last else attempt.started_at
     return max((attempt.ended_at - since).total_seconds(), 0.0)
 
@@ -405,7 +406,8 @@ def _record_checkpoints(attempt: Attempt, reports: Sequence[protocol.CheckpointR
     if fresh:
         if attempt.goal == AttemptGoal.CHECKPOINT:
             attempt.goal = AttemptGoal.RUN
-            attempt.save(update_fields=["goal"])
+        asked = Attempt.objects.open().filter(workload=attempt.workload_id)
+        asked.filter(goal=AttemptGoal.CHECKPOINT).update(goal=AttemptGoal.RUN)
         announce(workload_topic(attempt.workload_id))
 
 
@@ -425,7 +427,8 @@ def watch_nodes() -> int:
         wake_planner("node_lost")
         announce(NODES_TOPIC)
     changed = 0
-    rows = Workload.objects.filter(phase__in=ACTIVE_PHASES, current__node__state=NodeState.LOST)
+    lost = Attempt.objects.open().filter(node__state=NodeState.LOST)
+    rows = Workload.objects.filter(phase__in=ACTIVE_PHASES, attempts__in=lost).distinct()
     for pk in list(rows.values_list("pk", flat=True)):
         changed += _lose(pk, now)
     return changed
@@ -434,29 +437,45 @@ def watch_nodes() -> int:
 @transaction.atomic
 def _lose(pk: uuid.UUID, now: datetime) -> int:
     workload = lock(pk)
-    attempt = workload.current
-    if workload.phase not in ACTIVE_PHASES or attempt is None:
+    lost = [
+        attempt
+        for attempt in open_attempts_of(workload)
+        if attempt.node.state == NodeState.LOST and attempt.node.last_report_at is not None
+    ]
+    if workload.phase not in ACTIVE_PHASES or not lost:
         return 0
-    node = Node.objects.get(pk=attempt.node_id)
-    if node.state != NodeState.LOST or node.last_report_at is None:
-        return 0
-    details = {"node": node.name, "last_report_at": node.last_report_at.isoformat()}
-    if workload.phase != Phase.LOST:
-        message = f"{node.name} no longer reports"
+    if workload.phase != Phase.LOST and num_alive(workload) < workload.min_replicas:
+        node = lost[0].node
         workload.reason = {
             "code": "node_lost",
-            "message": message,
-            "details": details,
+            "message": f"{node.name} no longer reports",
+            "details": _silence_of(node),
             "before": workload.reason,
         }
-        advance(workload, lifecycle.NodeLost(), code="node_lost", details=details)
+        silence = _silence_of(node)
+        advance_by(lost[0], workload, lifecycle.NodeLost(), code="node_lost", details=silence)
         return 1
-    is_left_alone = workload.is_session and attempt.goal != AttemptGoal.STOP
-    if is_left_alone or node.last_report_at > now - timedelta(seconds=GIVEN_UP_AFTER_S):
-        return 0
-    attempt.phase = AttemptPhase.ENDED
-    attempt.ended_at = now
-    attempt.exit_cause = "node_lost"
-    attempt.save()
-    advance(workload, lifecycle.GivenUp(), code="given_up", details=details)
-    return 1
+    given_up = [attempt for attempt in lost if _is_given_up(workload, attempt, now)]
+    for attempt in given_up:
+        attempt.phase = AttemptPhase.ENDED
+        attempt.ended_at = now
+        attempt.exit_cause = "node_lost"
+        attempt.save()
+        _end(workload, attempt, now)
+    return int(bool(given_up))
+
+
+def _silence_of(node: Node) -> dict[str, object]:
+    last_report_at = node.last_report_at
+    return {
+        "node": node.name,
+        "last_report_at": last_report_at.isoformat() if last_report_at else None,
+    }
+
+
+def _is_given_up(workload: Workload, attempt: Attempt, now: datetime) -> bool:
+    """Whether a training cannot be alive there any more; a session is left alone until stopped."""
+    if workload.is_session and attempt.goal != AttemptGoal.STOP:
+        return False
+    last_report_at = attempt.node.last_report_at
+    return last_report_at is None or last_report_at <= now - timedelta(seconds=GIVEN_UP_AFTER_S)

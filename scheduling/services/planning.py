@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 
 from django.db import connection, transaction
-from django.db.models import F
+from django.db.models import F, Prefetch
 from django.utils import timezone
 
 from projects.models import Project
@@ -20,9 +20,10 @@ from scheduling.core.decisions import Decision, Evict, Hold, Move, Plan, Project
 from scheduling.core.types import Placement, ProjectId, ReplicaId, ResourceKey, WorkloadId
 from scheduling.live import announce
 from scheduling.models import (
+    LEADER,
+    WAITING_PHASES,
     Allocation,
     Attempt,
-    AttemptGoal,
     Checkpoint,
     Device,
     DeviceAllocation,
@@ -34,9 +35,17 @@ from scheduling.models import (
 )
 from scheduling.outbox import owe
 from scheduling.services.events import close_wait, topics_of
+from scheduling.services.replicas import (
+    ask_to_leave,
+    grown,
+    new_attempts,
+    note_completeness,
+    open_attempts_of,
+    shrunk,
+)
 from scheduling.services.submission import reason_json
 from scheduling.services.transitions import advance
-from scheduling.snapshot import Taken, held_by
+from scheduling.snapshot import LEAVING_PHASES, Taken, holds_of, index_of
 
 
 class StalePlanError(Exception):
@@ -59,7 +68,7 @@ def apply_plan(taken: Taken, plan: Plan) -> None:
         row = rows[decision.workload]
         match decision:
             case Start():
-                _start(row, decision, nodes, now)
+                _start(row, decision, taken, nodes, now)
             case Evict() | Move():
                 _evict(row, decision, nodes, taken, now)
             case Hold():
@@ -78,13 +87,36 @@ def _is_known(decision: Decision, plan: Plan, taken: Taken) -> bool:
     if not isinstance(decision, Hold):
         return False
     row = taken.rows[decision.workload]
-    held = next(iter(decision.held.values()), None)
-    place = plan.queue_positions.get(decision.workload, (None, None))
-    return (
-        place == (row.queue_position, row.queue_length)
-        and held == held_by(row)
-        and row.reason == reason_json(decision.reason)
-    )
+    is_same = _told(row) == _to_tell(row, decision, plan)
+    return is_same and _by_index(decision.held) == _kept_for_pending(taken, decision.workload)
+
+
+def _kept_for_pending(taken: Taken, workload: WorkloadId) -> dict[int, Placement]:
+    """What is kept for replicas without a place. What is kept for one that moves has its own end:
+    its start there."""
+    row = taken.rows[workload]
+    moving = {attempt.replica for attempt in row.attempts.all()}
+    return {replica: held for replica, held in holds_of(row).items() if replica not in moving}
+
+
+Told = tuple[dict[str, object], int | None, int | None]
+"""Reason, position and length of the queue."""
+
+
+def _told(row: Workload) -> Told:
+    return row.reason, row.queue_position, row.queue_length
+
+
+def _to_tell(row: Workload, decision: Hold, plan: Plan) -> Told:
+    """What a hold says of a workload. One that runs and could grow keeps the reason why it runs,
+    one that is leaving the reason why it leaves.
+    """
+    why = reason_json(decision.reason)
+    if row.phase in WAITING_PHASES:
+        return why, *plan.queue_positions.get(decision.workload, (None, None))
+    if row.phase in LEAVING_PHASES:
+        return _told(row)
+    return {**row.reason, "growth": why}, None, None
 
 
 def _lock_touched(taken: Taken, decisions: Sequence[Decision]) -> dict[WorkloadId, Workload]:
@@ -104,8 +136,8 @@ def _lock_touched(taken: Taken, decisions: Sequence[Decision]) -> dict[WorkloadI
         raise StalePlanError(", ".join(sorted(stale)))
     acting = {item.workload for item in decisions if not isinstance(item, Hold)}
     whole = Workload.objects.select_related(
-        "project", "owner", "current__node__zone", "claimant__project", "hold__node"
-    )
+        "project", "owner", "current__node__zone", "claimant__project"
+    ).prefetch_related(Prefetch("holds", DeviceHold.objects.select_related("node")))
     return {
         **{key: taken.rows[key] for key in ids - acting},
         **{WorkloadId(str(row.pk)): row for row in whole.filter(pk__in=acting)},
@@ -131,37 +163,55 @@ def _save_waiting(rows: Sequence[Workload]) -> None:
         )
 
 
-def _start(row: Workload, decision: Start, nodes: Mapping[str, Node], now: datetime) -> None:
-    placement = _only(decision.placements)
-    node = nodes[placement.node]
+def _start(
+    row: Workload,
+    decision: Start,
+    taken: Taken,
+    nodes: Mapping[str, Node],
+    now: datetime,
+) -> None:
+    """Give replicas their places: all that a workload begins with, or more of one that runs."""
+    is_growth = row.phase not in WAITING_PHASES
     resumed_from = Checkpoint.objects.filter(workload=row, is_kept=True).first()
-    attempt = Attempt.objects.create(
-        workload=row,
-        number=row.attempts.count() + 1,
-        node=node,
-        placed_at=now,
-        resumed_from=resumed_from,
-    )
-    _allocate(row, attempt, placement, now, is_borrowed=decision.is_borrowed)
-    close_wait(row, now)
-    DeviceHold.objects.filter(workload=row).delete()
-    row.current = attempt
-    row.node = node
-    row.node_type = node.node_type
-    row.is_borrowing = decision.is_borrowed
-    row.claimant = None
+    placements = _by_index(decision.placements)
+    attempts = new_attempts(row, {i: nodes[p.node] for i, p in placements.items()}, now)
+    for attempt in attempts:
+        attempt.resumed_from = resumed_from
+        attempt.save(force_insert=True)
+        placement = placements[attempt.replica]
+        _allocate(row, attempt, placement, now, is_borrowed=decision.is_borrowed)
+        owe(attempt.node.zone, "wake", workload=row, key=f"{attempt.pk}:run")
+    held = _by_index(decision.held)
+    gone = _kept_for_pending(taken, decision.workload).keys() | placements.keys()
+    DeviceHold.objects.filter(workload=row, replica__in=gone - held.keys()).delete()
+    _keep_all(row, held, nodes, taken, now)
+    first = attempts[0]
+    if first.replica == LEADER or not is_growth:
+        row.current = first
+        row.node = first.node
+        row.node_type = first.node.node_type
     row.queue_position = row.queue_length = None
-    row.reason = reason_json(decision.reason)
-    row.reason_at = now
-    code = "resumed" if attempt.number > 1 else "started"
     details = {
         **decision.reason.details,
         "code": decision.reason.code,
-        "node": node.name,
+        "node": first.node.name,
+        "replicas": list(placements),
+        "num_replicas": first.num_replicas,
+        "max_replicas": row.max_replicas,
         "step": resumed_from.step if resumed_from else None,
     }
+    if is_growth:
+        row.is_borrowing = row.is_borrowing or decision.is_borrowed
+        note_completeness(row, now)
+        grown(row, first, now, details)
+        return
+    close_wait(row, now)
+    row.is_borrowing = decision.is_borrowed
+    row.claimant = None
+    row.reason = reason_json(decision.reason)
+    row.reason_at = now
+    code = "resumed" if first.number > 1 else "started"
     advance(row, lifecycle.Placed(), code=code, at=now, details=details)
-    owe(node.zone, "wake", workload=row, key=f"{attempt.pk}:run")
 
 
 def _allocate(
@@ -199,9 +249,19 @@ def _evict(
     taken: Taken,
     now: datetime,
 ) -> None:
-    """Ask for a checkpoint and the stop; back in the queue it is once its process has ended."""
-    attempt = row.current
-    if attempt is None:
+    """Ask for a checkpoint and the stop: of all, which brings the workload back into the queue once
+    its processes have ended, or of some replicas that it can do without.
+    """
+    open_attempts = {attempt.replica: attempt for attempt in open_attempts_of(row)}
+    named = _named(decision)
+    moved = _by_index(decision.placements) if isinstance(decision, Move) else {}
+    if moved and row.is_gang:
+        # Its members work together: all stop, and what need not move starts where it was.
+        stays = open_attempts.keys() - moved.keys()
+        moved |= {i: place for i, place in _places_of(row, taken).items() if i in stays}
+        named = set(moved)
+    leaving = [attempt for i, attempt in open_attempts.items() if i in named]
+    if not leaving:
         raise StalePlanError(str(row.pk))
     claimant = taken.rows.get(decision.claimant) if decision.claimant else None
     last = Checkpoint.objects.filter(workload=row, is_kept=True).first()
@@ -212,19 +272,35 @@ def _evict(
         "checkpoint_age_s": (now - last.saved_at).total_seconds() if last else None,
         "checkpoint_step": last.step if last else None,
     }
+    gains = f": its place goes to project {claimant.project.name}" if claimant else ""
+    ask_to_leave(row, leaving, f"{decision.reason.code}{gains}", now)
+    if moved:
+        _keep_all(row, moved, nodes, taken, now)
+    staying = [a for i, a in open_attempts.items() if i not in named and not a.is_leaving]
+    if staying:
+        details |= {"replicas": sorted(named), "num_replicas": len(staying)}
+        shrunk(row, leaving[0], decision.reason.code, now, details)
+        return
     row.claimant = claimant
     row.reason = {**reason_json(decision.reason), "details": details}
     row.reason_at = now
     row.num_preemptions += 1
-    attempt.goal = AttemptGoal.EVICT
-    gains = f": its place goes to project {claimant.project.name}" if claimant else ""
-    attempt.goal_detail = f"{decision.reason.code}{gains}"
-    attempt.goal_at = now
-    attempt.save(update_fields=["goal", "goal_detail", "goal_at"])
     advance(row, lifecycle.EvictAsked(), code=decision.reason.code, at=now, details=details)
-    if isinstance(decision, Move):
-        _keep(row, _only(decision.placements), nodes, taken, now)
-    owe(attempt.node.zone, "wake", workload=row, key=f"{attempt.pk}:evict")
+
+
+def _named(decision: Evict | Move) -> set[int]:
+    names = decision.replicas if isinstance(decision, Evict) else decision.placements
+    return {index_of(name) for name in names}
+
+
+def _places_of(row: Workload, taken: Taken) -> dict[int, Placement]:
+    """Where its replicas are now."""
+    (seen,) = (w for w in taken.snapshot.workloads if w.id == str(row.pk))
+    return {
+        index_of(replica.id): replica.placement
+        for replica in seen.replicas
+        if replica.placement is not None
+    }
 
 
 def _hold(
@@ -236,40 +312,45 @@ def _hold(
     now: datetime,
 ) -> None:
     """Say why it waits and what is kept for it; the caller saves it."""
-    if decision.held:
-        _keep(row, _only(decision.held), nodes, taken, now)
-    elif held_by(row) is not None:
-        DeviceHold.objects.filter(workload=row).delete()
-    row.reason = reason_json(decision.reason)
+    held = _by_index(decision.held)
+    if gone := _kept_for_pending(taken, decision.workload).keys() - held.keys():
+        DeviceHold.objects.filter(workload=row, replica__in=gone).delete()
+    _keep_all(row, held, nodes, taken, now)
+    row.reason, row.queue_position, row.queue_length = _to_tell(row, decision, plan)
     row.reason_at = now
-    row.queue_position, row.queue_length = plan.queue_positions.get(decision.workload, (None, None))
 
 
-def _keep(
+def _keep_all(
     row: Workload,
-    placement: Placement,
+    held: Mapping[int, Placement],
     nodes: Mapping[str, Node],
     taken: Taken,
     now: datetime,
 ) -> None:
-    """Keep capacity for a claimant; a hold that is already there keeps its deadline."""
-    values = {
-        "node": nodes[placement.node],
-        "device_indices": list(placement.devices),
-        "milli_per_device": placement.milli_per_device,
-    }
+    """Keep this capacity for a claimant's replicas; a hold that is already there keeps its
+    deadline.
+    """
+    before = holds_of(row)
     deadline = now + timedelta(seconds=taken.policy.hold_deadline_s)
-    DeviceHold.objects.update_or_create(
-        workload=row,
-        defaults=values,
-        create_defaults={**values, "created_at": now, "expires_at": deadline},
-    )
+    for replica, placement in held.items():
+        if before.get(replica) == placement:
+            continue
+        values = {
+            "node": nodes[placement.node],
+            "device_indices": list(placement.devices),
+            "milli_per_device": placement.milli_per_device,
+        }
+        DeviceHold.objects.update_or_create(
+            workload=row,
+            replica=replica,
+            defaults=values,
+            create_defaults={**values, "created_at": now, "expires_at": deadline},
+        )
 
 
-def _only(placements: Mapping[ReplicaId, Placement]) -> Placement:
-    """The one replica's placement (forms submit one replica)."""
-    (placement,) = placements.values()
-    return placement
+def _by_index(placements: Mapping[ReplicaId, Placement]) -> dict[int, Placement]:
+    """Places by number of the replica, the leader's first."""
+    return dict(sorted((index_of(name), place) for name, place in placements.items()))
 
 
 def _record_numbers(

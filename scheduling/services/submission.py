@@ -21,13 +21,12 @@ from projects import access
 from projects.models import NodeType, Project, User, WorkloadKind
 from projects.node_types import allowed_node_types
 from scheduling import relay_client
-from scheduling.core import types as core
 from scheduling.core.cycle import would_start
 from scheduling.core.decisions import Hold, Reason, Start
 from scheduling.models import Node, NodeState, Phase, Workload, Zone
 from scheduling.relay_client import AgentAwayError, FieldProblem
 from scheduling.services.events import announce_workload, open_wait, record_event, wake_planner
-from scheduling.snapshot import core_workload, replica_id, take_snapshot
+from scheduling.snapshot import core_workload, pending_replicas, take_snapshot
 from telemetry.cost import cost_per_hour
 
 
@@ -56,6 +55,8 @@ class WorkloadSpec:
     checkpoint_every_s: int | None = None
     grace_s: int = 60
     backoff_limit: int = 3
+    min_replicas: int = 1
+    max_replicas: int = 1
     template_name: str = ""
 
 
@@ -84,12 +85,14 @@ class Preview:
         reason: `core.decisions.Reason` as JSON.
         cost_per_hour: On the node type chosen (or first preferred); None where no type fits.
         node_type: Its name.
+        num_replicas: So many would start now, or the least that it waits for.
     """
 
     starts_now: bool
     reason: dict[str, object]
     cost_per_hour: Decimal | None
     node_type: str | None
+    num_replicas: int = 1
 
 
 def submit(spec: WorkloadSpec, *, owner: User, request_id: uuid.UUID) -> Workload:
@@ -175,7 +178,7 @@ def _check_quota_can_ever_hold(spec: WorkloadSpec) -> None:
     """Refuse at the field what is larger than the whole quota: it would wait for ever."""
     if spec.is_preemptible or spec.num_devices == 0 or spec.gpu_milli is None:
         return
-    asked = spec.num_devices * spec.gpu_milli
+    asked = spec.min_replicas * spec.num_devices * spec.gpu_milli
     quotas = dict(
         spec.project.gpu_quotas.filter(node_type__name__in=spec.node_types).values_list(
             "node_type__name", "quota_milli"
@@ -216,17 +219,19 @@ def preview(spec: WorkloadSpec, *, owner: User) -> Preview:
     """What would happen to this workload if it were submitted now. Changes nothing."""
     row = _row(spec, owner)
     row.submitted_at = timezone.now()
-    replica = core.Replica(replica_id(row), core.ReplicaState.PENDING)
+    replicas = pending_replicas(row, spec.max_replicas)
     taken = take_snapshot()
-    decision = would_start(
-        taken.snapshot, taken.policy, time.time(), core_workload(row, (replica,))
-    )
+    decision = would_start(taken.snapshot, taken.policy, time.time(), core_workload(row, replicas))
     name = _chosen_type(decision, spec)
+    placed = len(decision.placements) if isinstance(decision, Start) else 0
+    num_replicas = max(placed + len(decision.held), spec.min_replicas)
+    cost = _cost(spec, name)
     return Preview(
         starts_now=isinstance(decision, Start) or bool(decision.held),
         reason=reason_json(decision.reason),
-        cost_per_hour=_cost(spec, name),
+        cost_per_hour=None if cost is None else num_replicas * cost,
         node_type=name,
+        num_replicas=num_replicas,
     )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from django.db.models import F
@@ -39,21 +40,48 @@ def lock(workload_id: uuid.UUID) -> Workload:
     """The row, locked until the end of the transaction."""
     return (
         Workload.objects.select_for_update(no_key=True, of=("self",))
-        .select_related("project", "owner", "current", "claimant")
+        .select_related("project", "owner", "current", "claimant", "decisive")
         .get(pk=workload_id)
     )
 
 
-def facts_of(workload: Workload) -> lifecycle.Facts:
-    attempt = workload.current
+def facts_of(
+    workload: Workload, attempt: Attempt | None = None, last: Attempt | None = None
+) -> lifecycle.Facts:
+    """What a transition may depend on; the arguments are those of `advance_by`."""
+    about = attempt or workload.current
+    last = last or about
     return lifecycle.Facts(
         is_session=workload.is_session,
         can_save=workload.checkpoint_mode != CheckpointMode.NONE,
-        is_stop_wanted=attempt is not None and attempt.goal == AttemptGoal.STOP,
-        has_progress=attempt is not None and attempt.checkpoints.exists(),
+        is_stop_wanted=last is not None and last.goal == AttemptGoal.STOP,
+        has_progress=_has_progress(workload.current, about),
         num_failures=workload.num_failures,
         backoff_limit=workload.backoff_limit,
     )
+
+
+def _has_progress(leader: Attempt | None, about: Attempt | None) -> bool:
+    """Whether the leader has saved; while this replica ran, if it is another one: what the leader
+    saves because the other has failed proves nothing."""
+    if leader is None:
+        return False
+    saved = leader.checkpoints.all()
+    if about is not None and about.pk != leader.pk:
+        saved = saved.filter(
+            saved_at__gt=about.placed_at, saved_at__lt=about.ended_at or timezone.now()
+        )
+    return saved.exists()
+
+
+@dataclass(frozen=True, slots=True)
+class _Note:
+    """What is put on record with a transition."""
+
+    code: str
+    at: datetime
+    actor: User | None
+    details: Mapping[str, object] | None
 
 
 def advance(
@@ -70,13 +98,55 @@ def advance(
     Raises:
         LifecycleError: the event cannot happen in this phase.
     """
-    now = at or timezone.now()
-    attempt = workload.current
-    step = lifecycle.next_state(lifecycle.Phase(workload.phase), event, facts_of(workload))
+    note = _Note(code, at or timezone.now(), actor, details)
+    return _advance(workload, event, note, workload.current)
+
+
+def advance_by(
+    attempt: Attempt,
+    workload: Workload,
+    event: lifecycle.Event,
+    *,
+    code: str,
+    details: Mapping[str, object],
+    last: Attempt | None = None,
+) -> lifecycle.Transition:
+    """The same for what was seen of one replica's attempt, not the leader's perhaps.
+
+    Args:
+        attempt: Which.
+        workload: Its workload, locked.
+        event: What was seen.
+        code: Of the event on its record.
+        details: With which numbers.
+        last: The attempt that ended last, where that is another one: a stop asked of it counts.
+
+    Raises:
+        LifecycleError: the event cannot happen in this phase.
+    """
+    return _advance(workload, event, _Note(code, timezone.now(), None, details), attempt, last)
+
+
+def _advance(
+    workload: Workload,
+    event: lifecycle.Event,
+    note: _Note,
+    attempt: Attempt | None,
+    last: Attempt | None = None,
+) -> lifecycle.Transition:
+    now = note.at
+    facts = facts_of(workload, attempt, last)
+    step = lifecycle.next_state(lifecycle.Phase(workload.phase), event, facts)
     wait = _wait_of(workload, step)
     enter_phase(workload, Phase(step.phase.value), now)
     workload.num_failures = step.num_failures
-    workload.not_before = now + timedelta(seconds=step.backoff_s) if step.backoff_s else None
+    if step.backoff_s:
+        workload.not_before = now + timedelta(seconds=step.backoff_s)
+    elif step.phase not in lifecycle.HELD or isinstance(event, lifecycle.Placed):
+        workload.not_before = None
+    if step.releases or step.is_end or wait is not None:
+        workload.decisive = None
+        workload.incomplete_since = None
     if step.releases and attempt is not None:
         release(attempt, now)
         workload.is_borrowing = False
@@ -84,6 +154,7 @@ def advance(
         cause, wait_details = wait
         open_wait(workload, cause, now, wait_details)
         workload.ended_at = None
+        workload.succeeded_replicas = []
     elif step.is_end:
         close_wait(workload, now)
         DeviceHold.objects.filter(workload=workload).delete()
@@ -91,9 +162,11 @@ def advance(
         workload.claimant = None
         workload.queue_position = workload.queue_length = None
     workload.save()
-    record_event(workload, code, at=now, attempt=attempt, actor=actor, details=details)
-    if step.releases or step.is_end or wait is not None:
-        wake_planner(code)
+    record_event(
+        workload, note.code, at=now, attempt=attempt, actor=note.actor, details=note.details
+    )
+    if step.releases or step.is_end or wait is not None or step.backoff_s:
+        wake_planner(note.code)
     announce_workload(workload)
     return step
 

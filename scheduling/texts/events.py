@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
 
 from scheduling import formats
-from scheduling.texts.reasons import REASONS, out_of_memory, preempted, reclaimed
+from scheduling.texts.reasons import REASONS, memory_or_dash, out_of_memory, preempted, reclaimed
 from scheduling.texts.words import Details, Sentence, last_error, sentence_of
 
 
@@ -16,9 +17,67 @@ def _by(text: str, by: str) -> Sentence:
     return lambda d: by % {"who": d["actor"]} if d.get("actor") else text
 
 
+def _grown(d: Details) -> str:
+    n = d["num_replicas"]
+    text = ngettext("Grown: %(n)s replica now.", "Grown: %(n)s replicas now.", n)
+    return text % {"n": n}
+
+
+def _shrunk(d: Details) -> str:
+    n = d["num_replicas"]
+    text = ngettext(
+        "Gives replicas up and goes on with %(n)s.",
+        "Gives replicas up and goes on with %(n)s.",
+        n,
+    )
+    gained = {"reclaimed": reclaimed, "preempted": preempted}.get(str(d.get("cause", "")))
+    return text % {"n": n} + (f" {gained(d)}." if gained else "")
+
+
+def _replica_ended(d: Details) -> str:
+    n = d["num_replicas"]
+    others = ngettext("%(n)s other goes on.", "%(n)s others go on.", n) % {"n": n}
+    return f"{_end_of_replica(d)} {others}"
+
+
+def _end_of_replica(d: Details) -> str:
+    values = {
+        "replica": d["replica"],
+        "code": d.get("exit_code"),
+        "limit": memory_or_dash(d.get("memory_limit_mib")),
+    }
+    cause = str(d.get("cause", ""))
+    text = _REPLICA_ENDS.get(cause, lambda: _("Replica %(replica)s ended with exit code %(code)s."))
+    return text() % values + (last_error(d) if cause == "refused" else "")
+
+
+_REPLICA_ENDS: dict[str, Callable[[], str]] = {
+    "out_of_memory": lambda: _("Replica %(replica)s was killed at its memory limit of %(limit)s."),
+    "refused": lambda: _("Replica %(replica)s could not be started."),
+    "stopped": lambda: _("Replica %(replica)s stopped."),
+    "evicted": lambda: _("Replica %(replica)s saved and stopped."),
+    "node_shutdown": lambda: _("Replica %(replica)s: its node was shut down."),
+    "lease_expired": lambda: _("Replica %(replica)s: its agent was away for too long."),
+    "vanished": lambda: _("Replica %(replica)s: its processes are gone without a trace."),
+    "node_lost": lambda: _("Replica %(replica)s: its node was lost."),
+}
+
+
+def _placed(d: Details) -> str:
+    n = len(d.get("replicas") or ())
+    if int(d.get("max_replicas") or 1) == 1:
+        return _("Placed on %(node)s.") % {"node": d["node"]}
+    text = ngettext(
+        "%(n)s replica placed, the leader on %(node)s.",
+        "%(n)s replicas placed, the leader on %(node)s.",
+        n,
+    )
+    return text % {"n": n, "node": d["node"]}
+
+
 def _started_event(d: Details) -> str:
     sentence = sentence_of(REASONS, str(d.get("code", "")), d)
-    return _("Placed on %(node)s.") % {"node": d["node"]} + (f" {sentence}." if sentence else "")
+    return _placed(d) + (f" {sentence}." if sentence else "")
 
 
 def _resumed_event(d: Details) -> str:
@@ -52,6 +111,7 @@ _END_CAUSES: dict[str, Callable[[], str]] = {
     "node_shutdown": lambda: _("Its node was shut down; it goes back to the queue."),
     "lease_expired": lambda: _("Its agent was away for too long; it goes back to the queue."),
     "vanished": lambda: _("Its processes are gone without a trace; it goes back to the queue."),
+    "node_lost": lambda: _("Its node has been away for too long; it goes back to the queue."),
 }
 
 
@@ -77,6 +137,12 @@ EVENTS: dict[str, Sentence] = {
     "started": _started_event,
     "resumed": _resumed_event,
     "ready": lambda d: _("Running."),
+    "grown": _grown,
+    "shrunk": _shrunk,
+    "replica_ended": _replica_ended,
+    "replica_restarts": lambda d: _end_of_replica(d) + " " + _("It starts again after a pause."),
+    "replica_failed": lambda d: _end_of_replica(d) + " " + _("The others save and stop, too."),
+    "whole_again": lambda d: _("Enough of its replicas run again."),
     "checkpoint_asked": lambda d: _by(_("Asked to save."), _("%(who)s asked it to save."))(d),
     "checkpointed": _checkpointed,
     "stop_asked": lambda d: _by(_("Asked to stop."), _("%(who)s asked it to stop."))(d),

@@ -105,11 +105,14 @@ def _exited(d: Details) -> str:
 
 
 def out_of_memory(d: Details) -> str:
-    values = {"limit": _mib(d.get("limit_mib")), "peak": _mib(d.get("peak_mib"))}
+    values = {
+        "limit": memory_or_dash(d.get("limit_mib")),
+        "peak": memory_or_dash(d.get("peak_mib")),
+    }
     return _("Killed at its memory limit: %(limit)s allowed, peak %(peak)s") % values
 
 
-def _mib(value: int | None) -> str:
+def memory_or_dash(value: int | None) -> str:
     return "—" if value is None else formats.memory(value)
 
 

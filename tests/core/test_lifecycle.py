@@ -24,8 +24,10 @@ from scheduling.core.lifecycle import (
     Placed,
     Ready,
     Refused,
+    ReplicaFailed,
     RetryAsked,
     StopAsked,
+    WindDown,
     backoff_s,
     next_state,
 )
@@ -41,23 +43,28 @@ EVENTS: dict[type[Event], list[Event]] = {
     NodeLost: [NodeLost()],
     NodeBack: [NodeBack()],
     GivenUp: [GivenUp()],
+    ReplicaFailed: [ReplicaFailed()],
+    WindDown: [WindDown()],
 }
 
 WAITING = {Phase.QUEUED, Phase.PREEMPTED}
 ACTIVE = {Phase.STARTING, Phase.RUNNING, Phase.CHECKPOINTING, Phase.STOPPING, Phase.LOST}
+UNDISTURBED = {Phase.STARTING, Phase.RUNNING, Phase.LOST}
 ENDED = {Phase.STOPPED, Phase.COMPLETED, Phase.FAILED}
 
 ALLOWED: dict[type[Event], set[Phase]] = {
     Placed: WAITING,
     Ready: {Phase.STARTING},
-    EvictAsked: {Phase.STARTING, Phase.RUNNING},
+    EvictAsked: UNDISTURBED,
     StopAsked: WAITING | ACTIVE,
     RetryAsked: ENDED,
     Exited: ACTIVE,
     Refused: ACTIVE,
     NodeLost: ACTIVE,
     NodeBack: {Phase.LOST},
-    GivenUp: {Phase.LOST},
+    GivenUp: ACTIVE,
+    ReplicaFailed: UNDISTURBED,
+    WindDown: UNDISTURBED,
 }
 
 

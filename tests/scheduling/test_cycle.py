@@ -246,10 +246,10 @@ class TestTheSchemaRefuses:
         ):
             submitted(training_spec(organisation.speech, gpu_milli=None), organisation.sergey)
 
-    def test_two_open_attempts_of_one_workload(self, organisation: Organisation) -> None:
+    def test_two_open_attempts_of_one_replica(self, organisation: Organisation) -> None:
         row = borrow_a_node(organisation)
         with (
-            pytest.raises(IntegrityError, match="attempt_one_open_per_workload"),
+            pytest.raises(IntegrityError, match="attempt_one_open_per_replica"),
             transaction.atomic(),
         ):
             Attempt.objects.create(

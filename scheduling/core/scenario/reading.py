@@ -287,7 +287,9 @@ class _RawReplica:
         self.name = entry.text("name")
         self.state = ReplicaState(entry.choice("state", [state.value for state in ReplicaState]))
         self.started_s = entry.number("started_s") if entry.has("started_s") else 0.0
-        is_placed = self.state in (ReplicaState.RUNNING, ReplicaState.RELEASING)
+        # One that has left before the rest of its gang has no place any more.
+        has_left = self.state is ReplicaState.RELEASING and not entry.has("node")
+        is_placed = self.state in (ReplicaState.RUNNING, ReplicaState.RELEASING) and not has_left
         self.placed = _RawSpot(entry) if is_placed else None
         self.held: _RawSpot | None = None
         may_be_held = self.state in (ReplicaState.PENDING, ReplicaState.RELEASING)
