@@ -158,6 +158,17 @@ class Attempt:
         """
         raise FileNotFoundError(self.folder / "region")
 
+    def device_bytes(self) -> int:
+        """What its processes use of its devices; 0 where nothing counts it."""
+        return 0
+
+    def swap_obstacle(self) -> str:
+        """What its processes did that rules Swap out (a `SwapObstacle`); empty for nothing."""
+        return ""
+
+    def close_gate(self, phase: str) -> None:
+        """Tell its processes where their device memory is; their calls wait unless it is there."""
+
     def order(self, spec: AttemptSpec) -> None:
         """Take over what the orchestrator wants now."""
         is_new_goal = spec.goal != self.spec.goal

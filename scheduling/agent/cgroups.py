@@ -67,6 +67,10 @@ class Cgroup(ABC):
         """Write the limits; `OSError` if the kernel refuses."""
 
     @abstractmethod
+    def limit_memory(self, memory_mib: int) -> None:
+        """Change the memory limit alone; `OSError` while more than that is in use."""
+
+    @abstractmethod
     def cpu_usage_s(self) -> float:
         """CPU time used so far."""
 
@@ -150,6 +154,15 @@ class CgroupV1(Cgroup):
             (self.memory / "memory.memsw.limit_in_bytes").write_text(size)
         (self.processes / "pids.max").write_text(str(limits.num_pids))
 
+    def limit_memory(self, memory_mib: int) -> None:
+        names = ["memory.limit_in_bytes", "memory.memsw.limit_in_bytes"]
+        if memory_mib > (self.memory_limit_mib() or 0):
+            # The limit with swap is never below the one without.
+            names.reverse()
+        for name in names:
+            with suppress(FileNotFoundError, PermissionError):
+                (self.memory / name).write_text(str(memory_mib * _MIB))
+
     def cpu_usage_s(self) -> float:
         return (_number(self.cpuacct / "cpuacct.usage") or 0) / 1e9
 
@@ -196,6 +209,13 @@ class CgroupV2(Cgroup):
         with suppress(OSError):
             (self.folder / "memory.swap.max").write_text("0")
         (self.folder / "pids.max").write_text(str(limits.num_pids))
+
+    def limit_memory(self, memory_mib: int) -> None:
+        used = _number(self.folder / "memory.current") or 0
+        if used > memory_mib * _MIB:
+            # The kernel would kill instead of refusing.
+            raise OSError(f"{used} bytes are in use, the limit is to be {memory_mib} MiB")
+        (self.folder / "memory.max").write_text(str(memory_mib * _MIB))
 
     def cpu_usage_s(self) -> float:
         return _keyed(self.folder / "cpu.stat", "usage_usec") / 1e6

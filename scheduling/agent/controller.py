@@ -34,6 +34,8 @@ from scheduling.agent.protocol import (
     CheckAnswer,
     CheckRequest,
     Desired,
+    IdleReport,
+    LoanEnd,
     Message,
     ProtocolError,
     Report,
@@ -44,6 +46,9 @@ from scheduling.agent.protocol import (
 from scheduling.agent.relay import RELAY_SERVER_OPTIONS, SessionEndpoint, create_app
 from scheduling.agent.runner import Runner
 from scheduling.agent.spool import Spool
+from scheduling.agent.swap.loans import Loans
+from scheduling.agent.swap.movers import Movers
+from scheduling.agent.swap.moves import Ground
 from scheduling.agent.watched import SAMPLE_EVERY_S, WATCHED_EVERY_S, Watched
 
 log = logging.getLogger(__name__)
@@ -53,6 +58,7 @@ DESIRED_EVERY_S = 2.0
 _TICK_S, _TICK_WHILE_CHANGING_S = 0.25, 0.05
 _LOOK_FOR_ANSWERS_EVERY_S = 0.3
 _LOOK_FOR_IDLENESS_EVERY_S = 10.0
+_WATCH_LENDERS_EVERY_S = 2.0
 _BACK_OFF_S = (0.5, 1.0, 2.0, 5.0)
 _REQUEST_TIMEOUT_S = 10.0
 # Beyond the grace period: for SIGKILL to work and for checkpoints to be stored.
@@ -215,6 +221,18 @@ class Controller:
         self.watched = Watched([each.name for each in self.inventory.nodes], time.monotonic)
         self._woken, self._changed = asyncio.Event(), asyncio.Event()
         self._sampled = asyncio.Event()
+        self.movers = Movers(self.inventory, options.run)
+        self.loans = Loans(
+            folders.root / "loans",
+            Ground(
+                attempts=self.runner.attempts,
+                memory_of=self.movers.of,
+                look=self._look_at_session,
+                changed=self._changed.set,
+                order_again=self.runner.order_again,
+            ),
+        )
+        self.runner.may_start = self.loans.moves.may_start
         self._is_stopping = False
         self._leave = asyncio.Event()
 
@@ -253,6 +271,7 @@ class Controller:
         with _only_agent(self.site.folders.root):
             self.orchestrator.number = self.site.folders.agent_number
             self.runner.adopt()
+            await self.loans.adopt()
             loop = asyncio.get_running_loop()
             loop.add_signal_handler(signal.SIGTERM, self._leave.set)
             loop.add_signal_handler(signal.SIGINT, self._on_interrupt)
@@ -270,12 +289,15 @@ class Controller:
                         self._look_for_answers_forever(),
                         self._sample_forever(),
                         self._look_for_idleness_forever(),
+                        self._watch_lenders_forever(),
                         self._send_samples_forever(),
                     )
                 ]
                 await self._leave.wait()
                 for task in tasks:
                     task.cancel()
+            self.loans.close()
+            self.movers.close()
             self.runner.close()
             await self.orchestrator.close()
 
@@ -285,6 +307,7 @@ class Controller:
             self._leave.set()
             return
         self._is_stopping = True
+        self.loans.shut_down()
         self.runner.stop_all()
         log.info("stopping %d workloads", self.runner.num_running)
         asyncio.get_running_loop().create_task(self._leave_when_stopped())
@@ -304,6 +327,7 @@ class Controller:
         while True:
             if self.runner.tick():
                 self._changed.set()
+            self.loans.tick()
             pause = _TICK_WHILE_CHANGING_S if self.runner.is_changing else _TICK_S
             await asyncio.sleep(pause)
 
@@ -322,15 +346,21 @@ class Controller:
             nodes=list(self.inventory.nodes),
             attempts=self._attempt_reports(),
             is_stopping=self._is_stopping,
+            loans=self.loans.reports(),
         )
         acknowledged = await self.orchestrator.report(report)
         if acknowledged is not None:
             self.runner.settle(acknowledged.settled)
+            self.loans.settle(acknowledged.settled_loans)
 
     def _attempt_reports(self) -> list[AttemptReport]:
         """What the runner sees of each attempt, and what is seen of the session in it."""
         return [
-            replace(report, idle=self.idle.report(report.attempt_id, held_cells=0))
+            replace(
+                report,
+                idle=self.idle.report(report.attempt_id, held_cells=0),
+                swap=self.loans.moves.report_of(report.attempt_id),
+            )
             for report in self.runner.reports()
         ]
 
@@ -339,6 +369,7 @@ class Controller:
             self._woken.clear()
             desired = await self.orchestrator.desired(self.options.zone)
             if desired is not None and desired.zone == self.options.zone:
+                self.loans.apply(desired.loans, desired.swap_host_mib)
                 self.runner.apply(desired)
                 self._changed_soon()
             await self._pause(self._woken, DESIRED_EVERY_S)
@@ -388,6 +419,26 @@ class Controller:
             self.idle.keep(watched)
             await self.runner.look_for_idleness(self.idle, watched)
             await asyncio.sleep(_LOOK_FOR_IDLENESS_EVERY_S)
+
+    async def _look_at_session(self, attempt_id: str) -> IdleReport | None:
+        """A fresh look at a session's idleness."""
+        await self.runner.look_for_idleness(self.idle, [attempt_id])
+        return self.idle.report(attempt_id, held_cells=0)
+
+    async def _watch_lenders_forever(self) -> None:
+        """Wake sessions that turn busy by themselves: a widget's callback, a program in a terminal.
+
+        Twice seen, since a command that has ended by the second look needed no GPU.
+        """
+        seen: set[str] = set()
+        while True:
+            lenders = self.loans.lenders()
+            await self.runner.look_for_idleness(self.idle, lenders)
+            busy = {each for each in lenders if self.idle.is_at_work(each)}
+            for attempt_id in busy & seen:
+                self.loans.wake(attempt_id, LoanEnd.ACTIVITY)
+            seen = busy
+            await asyncio.sleep(_WATCH_LENDERS_EVERY_S)
 
     async def _send_samples_forever(self) -> None:
         while True:

@@ -23,9 +23,9 @@ from scheduling.agent import jupyter, processes
 from scheduling.agent.protocol import IdleReport, IdleThresholds, Sample, Signal
 from telemetry.sampling import AttemptView
 
-# Use is judged by its mean over so many samples (a minute), so that one burst of a server's
-# housekeeping does not make a session busy.
-_NUM_SAMPLES = 12
+# Use is judged by its mean over so long, so that one burst of a server's housekeeping does not
+# make a session busy. Samples come every five seconds, and every second while somebody watches.
+_MEAN_OVER_S = 60.0
 _KIB = 1024
 # Of a kernel: these run nothing. `dead` stays until somebody restarts it.
 _QUIET_KERNELS: Final = frozenset({"idle", "dead"})
@@ -70,32 +70,20 @@ class _Terminal(msgspec.Struct):
 class _Mean:
     """A rate's mean over the last samples, and since when it has been below its threshold."""
 
-    values: deque[float | None] = field(default_factory=lambda: deque(maxlen=_NUM_SAMPLES))
+    values: deque[tuple[float, float]] = field(default_factory=deque)
     since: float | None = None
 
     def add(self, value: float | None, threshold: float, now: float) -> Finding:
-        self.values.append(value)
         if value is None:
+            self.values.clear()
             self.since = None
             return MISSING
-        known = [each for each in self.values if each is not None]
-        is_idle = sum(known) / len(known) < threshold
+        self.values.append((now, value))
+        while self.values[0][0] <= now - _MEAN_OVER_S:
+            self.values.popleft()
+        is_idle = sum(each for _, each in self.values) / len(self.values) < threshold
         self.since = (self.since or now) if is_idle else None
         return Finding(self.since)
-
-
-@dataclass(slots=True)
-class _Session:
-    """What has been seen of one session."""
-
-    began_at: float
-    findings: dict[Signal, Finding] = field(default_factory=lambda: dict.fromkeys(Signal, MISSING))
-    means: dict[Signal, _Mean] = field(
-        default_factory=lambda: {
-            signal: _Mean() for signal in (Signal.GPU, Signal.CPU, Signal.NETWORK)
-        }
-    )
-    num_busy_terminals: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +101,21 @@ class Watched:
     has_gpu: bool
     is_simulated: bool
     last_call_s: Callable[[], float | None]
+
+
+@dataclass(slots=True)
+class _Session:
+    """What has been seen of one session."""
+
+    began_at: float
+    findings: dict[Signal, Finding] = field(default_factory=lambda: dict.fromkeys(Signal, MISSING))
+    means: dict[Signal, _Mean] = field(
+        default_factory=lambda: {
+            signal: _Mean() for signal in (Signal.GPU, Signal.CPU, Signal.NETWORK)
+        }
+    )
+    num_busy_terminals: int = 0
+    watched: Watched | None = None
 
 
 class IdleWatch:
@@ -141,6 +144,7 @@ class IdleWatch:
 
     def _take(self, watched: Watched, values: Mapping[str, float | None], now: float) -> None:
         session, limits = self._session(watched.view.attempt_id), watched.thresholds
+        session.watched = watched
         cores = (watched.view.cpu_milli or 0) / 1000
         session.findings[Signal.CPU] = session.means[Signal.CPU].add(
             values.get("cpu_cores"), limits.cpu_fraction * cores, now
@@ -150,26 +154,9 @@ class IdleWatch:
             limits.network_kib_s * _KIB,
             now,
         )
-        use = session.means[Signal.GPU].add(values.get("gpu_util_percent"), limits.gpu_percent, now)
-        session.findings[Signal.GPU] = self._gpu(watched, session, use)
-
-    def _gpu(self, watched: Watched, session: _Session, use: Finding) -> Finding:
-        """The region's last call says when a kernel was launched, NVML whether one still runs.
-
-        A simulated device runs nothing of its own: where calls are counted they say it all.
-        """
-        if not watched.has_gpu:
-            return Finding(session.began_at)
-        try:
-            called_s = watched.last_call_s()
-        except OSError:
-            return use
-        called_at = session.began_at
-        if called_s is not None:
-            called_at = time.time() - max(0.0, time.monotonic() - called_s)
-        if watched.is_simulated:
-            return Finding(called_at)
-        return use if use.since is None else Finding(max(use.since, called_at))
+        session.findings[Signal.GPU] = session.means[Signal.GPU].add(
+            values.get("gpu_util_percent"), limits.gpu_percent, now
+        )
 
     # ------------------------------------------------------------------ kernels and terminals
 
@@ -198,7 +185,7 @@ class IdleWatch:
         session = self._sessions.get(attempt_id)
         if session is None:
             return None
-        found = session.findings
+        found = session.findings | {Signal.GPU: _gpu(session)}
         return IdleReport(
             gpu_idle_since=found[Signal.GPU].since,
             cpu_idle_since=found[Signal.CPU].since,
@@ -227,6 +214,28 @@ def is_idle(report: IdleReport | None, for_s: float, now: float) -> bool:
     if Signal.NETWORK not in report.missing:
         since.append(report.network_idle_since)
     return all(each is not None and now - each >= for_s for each in since)
+
+
+def _gpu(session: _Session) -> Finding:
+    """The region's last call says when a kernel was launched, NVML whether one still runs.
+
+    A simulated device runs nothing of its own: where calls are counted they say it all.
+    """
+    watched, use = session.watched, session.findings[Signal.GPU]
+    if watched is None:
+        return MISSING
+    if not watched.has_gpu:
+        return Finding(session.began_at)
+    try:
+        called_s = watched.last_call_s()
+    except OSError:
+        return use
+    called_at = session.began_at
+    if called_s is not None:
+        called_at = time.time() - max(0.0, time.monotonic() - called_s)
+    if watched.is_simulated:
+        return Finding(called_at)
+    return use if use.since is None else Finding(max(use.since, called_at))
 
 
 async def _ask(endpoint: Endpoint, path: str) -> bytes | None:

@@ -10,7 +10,7 @@ import logging
 import shutil
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -78,6 +78,9 @@ class Runner:
         self._store = Store(site.folders.checkpoints)
         self._renewed_s = 0.0
         self._is_stopping_all = False
+        # Replaced by who also knows what is swapped out (`swap.moves`).
+        self.may_start: Callable[[AttemptSpec], bool] = self._has_room
+        self._held_back: dict[str, AttemptSpec] = {}
 
     # ------------------------------------------------------------------ restart
 
@@ -120,6 +123,9 @@ class Runner:
             with _going_on(spec.attempt_id):
                 self._order(spec)
         wanted = {spec.attempt_id for spec in desired.attempts}
+        self._held_back = {
+            attempt_id: spec for attempt_id, spec in self._held_back.items() if attempt_id in wanted
+        }
         for attempt_id, attempt in self.attempts.items():
             if attempt_id not in wanted:
                 with _going_on(attempt_id):
@@ -136,9 +142,12 @@ class Runner:
         if spec.node not in self.node_names and not attempt.is_begun:
             attempt.refuse(spec, f"node: {spec.node!r} is not one of this agent's nodes")
             return
-        if spec.goal == Goal.RUN and not attempt.holds_devices and not self._has_room(spec):
-            # Not yet: the next desired state brings it again.
-            log.warning("attempt %s waits: its devices are still in use", spec.attempt_id)
+        self._held_back.pop(spec.attempt_id, None)
+        is_to_start = spec.goal == Goal.RUN and not attempt.holds_devices and not attempt.is_over
+        if is_to_start and not self.may_start(spec):
+            # Not yet: the next desired state brings it again, or whoever makes room.
+            log.info("attempt %s waits: its devices are still in use", spec.attempt_id)
+            self._held_back[spec.attempt_id] = spec
             return
         attempt.order(spec)
 
@@ -150,6 +159,12 @@ class Runner:
                 for device in attempt.spec.devices:
                     held[device.uuid] += device.gpu_milli
         return all(held[each.uuid] + each.gpu_milli <= GPU_MILLI for each in spec.devices)
+
+    def order_again(self) -> None:
+        """Start what has waited for devices, where there is room by now."""
+        for spec in list(self._held_back.values()):
+            with _going_on(spec.attempt_id):
+                self._order(spec)
 
     def _is_settled(self, attempt_id: str) -> bool:
         """Whether it ended and was acknowledged; an older desired state may still name it."""
