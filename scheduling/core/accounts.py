@@ -58,6 +58,7 @@ class Account:
 
     Attributes:
         path: From the root of its tree down to itself.
+        past_use_ppm: What it used lately, in millionths of the capacity over that time.
         allocatable: min(limit, max(quota, fair share)); the limit where quota is unlimited; None is
             no bound.
     """
@@ -73,6 +74,7 @@ class Account:
         "limit",
         "non_preemptible",
         "parent",
+        "past_use_ppm",
         "path",
         "priority",
         "quota",
@@ -97,6 +99,7 @@ class Account:
         self.non_preemptible = zeros.copy()
         self.requested = zeros.copy()
         self.fair = zeros.copy()
+        self.past_use_ppm = [project.past_use_ppm.get(key, 0) for key in resources.keys]
         self.allocatable: list[int | None] = list(zeros)
 
     def note(
@@ -144,10 +147,16 @@ def _share(project: Project, key: ResourceKey) -> Share:
 class Accounts:
     """The whole tree."""
 
-    __slots__ = ("by_id", "resources", "roots")
+    __slots__ = ("by_id", "history_factor_milli", "resources", "roots")
 
-    def __init__(self, projects: Iterable[Project], resources: Resources) -> None:
+    def __init__(
+        self,
+        projects: Iterable[Project],
+        resources: Resources,
+        history_factor_milli: int = 0,
+    ) -> None:
         self.resources = resources
+        self.history_factor_milli = history_factor_milli
         ordered = sorted(projects, key=lambda project: project.id)
         self.by_id: dict[ProjectId, Account] = {}
         for project in ordered:
@@ -195,6 +204,7 @@ class Accounts:
                     parent.allocated[r] += amount
                     parent.non_preemptible[r] += account.non_preemptible[r]
                     parent.requested[r] += account.requested[r]
+                    parent.past_use_ppm[r] += account.past_use_ppm[r]
 
     def settle_shares(self) -> None:
         """Set every account's fair and allocatable share, from the top of the tree down."""
@@ -219,11 +229,18 @@ class Accounts:
                 priority=account.priority,
                 created=account.created,
                 request=_wanted(account, r),
+                usage_ppm=account.past_use_ppm[r],
             )
             for account in siblings
         ]
         unit = self.resources.units[r]
-        shares = divide(capacity, wants, unit, has_surplus=has_surplus)
+        shares = divide(
+            capacity,
+            wants,
+            unit,
+            history_factor_milli=self.history_factor_milli,
+            has_surplus=has_surplus,
+        )
         promised = sum(
             share
             for account, share in zip(siblings, shares, strict=True)

@@ -24,7 +24,7 @@ from scheduling.core.reclaim import ReclaimVictims, may_claim
 from scheduling.core.reservation import Reservations
 from scheduling.core.search import Effort, Found, search
 from scheduling.core.state import State, Victim
-from scheduling.core.types import Policy, Snapshot, Workload, WorkloadId
+from scheduling.core.types import Policy, ReplicaState, Snapshot, Workload, WorkloadId
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ def plan(
         pending replica.
 
     Raises:
-        SnapshotError: The snapshot contradicts itself.
+        SnapshotError: The tree of projects contradicts itself. A workload that does is set aside.
 
     Invariant: planning again on the result changes nothing.
     """
@@ -437,7 +437,16 @@ class _Cycle:
             elif item.pending or item.held:
                 holds.append(item)
                 decisions.append(self._hold(item, waiting))
-        return Plan(tuple(decisions), state.accounts.numbers(), _positions(holds))
+        for workload, problem in state.set_aside:
+            if any(replica.state is ReplicaState.PENDING for replica in workload.replicas):
+                decisions.append(Hold(workload.id, reasons.set_aside(problem)))
+        return Plan(
+            tuple(decisions),
+            state.accounts.numbers(),
+            _positions(holds),
+            state.cordons,
+            {workload.id: problem for workload, problem in state.set_aside},
+        )
 
     def _start(self, item: Item) -> Start:
         new = {p.replica.id: p.spot.placement() for p in item.running if p.is_new}

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from scheduling.core.types import Placement, ProjectId, ReplicaId, ResourceKey, WorkloadId
+from scheduling.core.types import NodeName, Placement, ProjectId, ReplicaId, ResourceKey, WorkloadId
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +77,14 @@ class Hold:
     victims: tuple[WorkloadId, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Cordon:
+    """Close this node: nothing new starts there until an admin opens it again."""
+
+    node: NodeName
+    reason: Reason
+
+
 Decision = Start | Evict | Move | Hold
 
 
@@ -107,8 +115,12 @@ class Plan:
         numbers: Per project and resource.
         queue_positions: Per waiting workload: 1-based place among those waiting for the same
             project and first-choice resource, and their number.
+        cordons: Nodes closed in this cycle.
+        set_aside: Workloads whose part of the snapshot contradicts itself, and how: planned around.
     """
 
     decisions: tuple[Decision, ...]
     numbers: Mapping[ProjectId, Mapping[ResourceKey, ProjectNumbers]]
     queue_positions: Mapping[WorkloadId, tuple[int, int]]
+    cordons: tuple[Cordon, ...] = ()
+    set_aside: Mapping[WorkloadId, str] = field(default_factory=dict)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from scheduling.core.accounts import Accounts, Amounts, Resources
 from scheduling.core.admission import refusal
 from scheduling.core.demand import Item, Option, Placed, Shape, Shapes
-from scheduling.core.errors import SnapshotError
+from scheduling.core.failing_nodes import failing_nodes, without
 from scheduling.core.ledger import Ledger
 from scheduling.core.rooms import Ask, Load, Room, Spot
 from scheduling.core.topology import Topology, gather
@@ -68,9 +68,12 @@ class State:
         self.policy = policy
         self.now_s = now_s
         self.should_stop = should_stop or _never
-        self.resources = Resources(snapshot.nodes, snapshot.projects)
-        self.accounts = Accounts(snapshot.projects, self.resources)
-        self.ledger = Ledger(snapshot.nodes, placement=policy.placement)
+        self.cordons = failing_nodes(snapshot.nodes, policy, now_s)
+        nodes = without(snapshot.nodes, self.cordons)
+        self.resources = Resources(nodes, snapshot.projects)
+        factor_milli = policy.history_factor_milli
+        self.accounts = Accounts(snapshot.projects, self.resources, factor_milli)
+        self.ledger = Ledger(nodes, placement=policy.placement)
         self.shapes = Shapes(self.ledger, self.resources)
         self.topology = Topology(policy.topology)
         self.items: list[Item] = []
@@ -81,21 +84,44 @@ class State:
         self._leavers: dict[NodeName, list[tuple[Item, Spot]]] = {}
         self._shadows: list[tuple[Room, Load]] = []
         self._kept_places: list[tuple[Item, Replica, Placement]] = []
+        self.set_aside: list[tuple[Workload, str]] = []
         for workload in sorted(snapshot.workloads, key=lambda w: w.id):
-            self._add(workload)
+            problem = self._problem(workload)
+            if problem:
+                self._set_aside(workload, problem)
+            else:
+                self._add(workload)
         self.accounts.sum_up()
         self._keep_places()
         self.accounts.settle_shares()
 
     # Building.
 
+    def _problem(self, workload: Workload) -> str:
+        """What contradicts itself in a workload; empty where nothing does."""
+        if workload.project not in self.accounts.by_id:
+            return f"it names the project {workload.project!r}, which is not there"
+        for replica in workload.replicas:
+            if replica.state in (ReplicaState.RUNNING, ReplicaState.RELEASING):
+                if replica.placement is None:
+                    return f"its replica {replica.id!r} runs nowhere"
+                if replica.placement.node not in self.ledger.rooms:
+                    return (
+                        f"its replica {replica.id!r} is on node {replica.placement.node!r},"
+                        " which is not there"
+                    )
+        return ""
+
+    def _set_aside(self, workload: Workload, problem: str) -> None:
+        """Plan without a workload; what it occupies stays occupied, but counts for nobody."""
+        self.set_aside.append((workload, problem))
+        ask = Ask(workload.gpu, workload.cpu_milli, workload.memory_mib)
+        for replica in workload.replicas:
+            if replica.placement is not None and replica.placement.node in self.ledger.rooms:
+                self.ledger.occupy(self._spot(ask, replica.placement), ask)
+
     def _add(self, workload: Workload) -> None:
-        account = self.accounts.by_id.get(workload.project)
-        if account is None:
-            raise SnapshotError(
-                f"workload {workload.id!r} names the project {workload.project!r},"
-                " which is not there"
-            )
+        account = self.accounts.by_id[workload.project]
         shape = self.shapes.of(workload)
         item = Item(workload, account, shape)
         self.items.append(item)
@@ -143,30 +169,26 @@ class State:
             self._kept_places.append((item, replica, replica.held))
         return True
 
-    def _spot(self, item: Item, placement: Placement | None) -> Spot:
-        if placement is None:
-            raise SnapshotError(f"a replica of workload {item.id!r} runs nowhere")
-        room = self.ledger.rooms.get(placement.node)
-        if room is None:
-            raise SnapshotError(
-                f"workload {item.id!r} is on node {placement.node!r}, which is not there"
-            )
+    def _spot(self, ask: Ask, placement: Placement) -> Spot:
+        room = self.ledger.rooms[placement.node]
         devices, num_devices = placement.devices, len(room.devices)
         if devices and max(devices) >= num_devices:
             # A device that has fallen off its node: what runs on it stays counted, nothing more.
             there = tuple(device for device in devices if device < num_devices)
             placement = replace(placement, devices=there)
-        return self.ledger.spot_of(placement, item.shape.ask)
+        return self.ledger.spot_of(placement, ask)
 
     def _add_running(self, item: Item, replica: Replica) -> None:
-        spot = self._spot(item, replica.placement)
+        assert replica.placement is not None
+        spot = self._spot(item.shape.ask, replica.placement)
         self.ledger.occupy(spot, item.shape.ask)
         amounts = self.amounts(item.shape, spot)
         item.running.append(Placed(replica, spot, amounts, is_new=False))
         item.account.note(amounts, 1, is_allocated=True, is_preemptible=item.is_preemptible)
 
     def _add_leaving(self, item: Item, replica: Replica) -> None:
-        spot = self._spot(item, replica.placement)
+        assert replica.placement is not None
+        spot = self._spot(item.shape.ask, replica.placement)
         self._load(self._leaving, spot.room).add(spot, item.shape.ask)
         self._leavers.setdefault(spot.room.node.name, []).append((item, spot))
 
@@ -191,7 +213,7 @@ class State:
                 continue
             if not_before is not None and not_before > self.now_s:
                 continue
-            spot = self._spot(item, placement)
+            spot = self._spot(item.shape.ask, placement)
             is_whole = len(spot.devices) == len(placement.devices)
             if not is_whole or not spot.is_free(item.shape.ask):
                 continue

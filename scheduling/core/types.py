@@ -69,6 +69,8 @@ class Project:
         created: Order of creation, smaller is older; the last tie-breaker before the id.
         shares: Per resource; a resource that is absent means quota 0 for GPUs, `UNCOUNTED` for CPU
             and memory.
+        past_use_ppm: Per resource what it used lately, in millionths of the capacity over that time
+            (of a department: beside what its projects did).
     """
 
     id: ProjectId
@@ -76,6 +78,15 @@ class Project:
     priority: int
     created: int
     shares: Mapping[ResourceKey, Share]
+    past_use_ppm: Mapping[ResourceKey, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class FailedStart:
+    """A workload that could not be started on a node, and when."""
+
+    workload: WorkloadId
+    at_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +97,7 @@ class Node:
         gpu_key: The resource that its GPUs count towards.
         gpu_memory_mib: Usable memory of each device.
         is_ready: False when cordoned or lost: nothing new starts, what runs there stays counted.
+        failed_starts: Since the last good start there, those that the node may be to blame for.
     """
 
     name: NodeName
@@ -98,6 +110,7 @@ class Node:
     max_replicas: int | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
     is_ready: bool = True
+    failed_starts: tuple[FailedStart, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +231,14 @@ class Policy:
         consolidation_max_moves: Replicas moved for one claimant at most; 0 moves nothing.
         consolidation_wait_s: Wait that a claimant is expected to save by others' moving.
         consolidation_margin: So many times must the time saved exceed the time lost by moving.
+        hold_deadline_s: Capacity under release is kept for its claimant so long.
+        cordon_failures: A node on which so many different workloads failed to start is closed; 0
+            closes none.
+        cordon_window_s: Failures longer ago do not count.
+        history_factor_milli: How much past use counts against a project in the surplus, k in
+            thousandths; 0 ignores it.
+        history_window_s, history_half_life_s: Over what time past use is taken, and in what time it
+            counts half; 0 does not decay. Used where the snapshot is made.
     """
 
     min_runtime_s: Mapping[NodeTypeName, float] = field(default_factory=dict)
@@ -232,6 +253,11 @@ class Policy:
     consolidation_wait_s: float = 1800.0
     consolidation_margin: float = 1.5
     hold_deadline_s: float = 120.0
+    cordon_failures: int = 3
+    cordon_window_s: float = 3600.0
+    history_factor_milli: int = 0
+    history_window_s: float = 7 * 86400.0
+    history_half_life_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,10 @@ from scheduling.core.types import (
     Placement,
     Policy,
     Project,
+    ProjectId,
     Replica,
     ReplicaState,
+    ResourceKey,
     Snapshot,
     Workload,
 )
@@ -26,11 +28,6 @@ from tests.core.small import answer, node, project, session, snapshot, training
     ("world", "problem"),
     [
         pytest.param(
-            snapshot(node("a"), training("w", "p")),
-            "workload 'w' names the project 'p'",
-            id="unknown project",
-        ),
-        pytest.param(
             snapshot(project("p", parent="d")), "parent 'd', which is not there", id="no parent"
         ),
         pytest.param(snapshot(project("p"), project("p")), "'p' is there twice", id="twice"),
@@ -39,23 +36,56 @@ from tests.core.small import answer, node, project, session, snapshot, training
             "ancestor",
             id="circle",
         ),
-        pytest.param(
-            snapshot(project("p"), training("w", "p", 1000, "a:0")),
-            "on node 'a', which is not there",
-            id="unknown node",
-        ),
     ],
 )
-def test_contradictions_are_refused(world: Snapshot, problem: str) -> None:
+def test_a_tree_that_contradicts_itself_is_refused(world: Snapshot, problem: str) -> None:
     with pytest.raises(SnapshotError, match=problem):
         plan(world, Policy(), 0.0)
 
 
-def test_a_replica_that_runs_nowhere_is_a_contradiction() -> None:
-    workload = training("w", "p")
-    lost = replace(workload.replicas[0], state=ReplicaState.RUNNING)
-    with pytest.raises(SnapshotError, match="runs nowhere"):
-        plan(snapshot(project("p"), replace(workload, replicas=(lost,))), Policy(), 0.0)
+def _runs_nowhere() -> Workload:
+    one = training("w", "p", min_replicas=2)
+    return replace(
+        one, replicas=(replace(one.replicas[0], state=ReplicaState.RUNNING), one.replicas[1])
+    )
+
+
+@pytest.mark.parametrize(
+    ("bad", "problem"),
+    [
+        pytest.param(training("w", "q"), "names the project 'q', which is", id="project"),
+        pytest.param(
+            training("w", "p", 1000, "b:0", pending=1),
+            "on node 'b', which is not there",
+            id="node",
+        ),
+        pytest.param(_runs_nowhere(), "'w/0' runs nowhere", id="nowhere"),
+    ],
+)
+def test_one_bad_workload_is_set_aside_and_the_rest_is_planned(bad: Workload, problem: str) -> None:
+    decided = plan(
+        snapshot(node("a", 1), project("p", 1000), bad, training("v", "p")), Policy(), 0.0
+    )
+    assert problem in decided.set_aside[bad.id]
+    start, hold = sorted(decided.decisions, key=lambda decision: decision.workload)
+    assert isinstance(start, Start)
+    assert start.workload == "v"
+    assert isinstance(hold, Hold)
+    assert hold.reason.code == "set_aside"
+    assert problem in hold.reason.message
+    assert hold.workload not in decided.queue_positions
+
+
+def test_what_is_set_aside_still_occupies_its_devices() -> None:
+    bad = training("w", "q", 1000, "a:0")
+    decided = plan(
+        snapshot(node("a", 1), project("p", 1000), bad, training("v", "p")), Policy(), 0.0
+    )
+    (hold,) = decided.decisions
+    assert isinstance(hold, Hold)
+    assert hold.workload == "v"
+    assert decided.set_aside.keys() == {"w"}
+    assert decided.numbers[ProjectId("p")][ResourceKey("gpu")].allocated == 0
 
 
 def test_a_device_that_fell_off_its_node_stays_counted_and_stops_no_cycle() -> None:

@@ -5,6 +5,6 @@ translate by code.
 """
 
 from scheduling.core.reasons.acting import evicted, moved, started
-from scheduling.core.reasons.waiting import Waiting
+from scheduling.core.reasons.waiting import Waiting, set_aside
 
-__all__ = ["Waiting", "evicted", "moved", "started"]
+__all__ = ["Waiting", "evicted", "moved", "set_aside", "started"]

@@ -454,6 +454,16 @@ def _largest_ratio(state: State, account: Account, r: int) -> float | None:
     return round(largest, 3) or None
 
 
+def set_aside(problem: str) -> Reason:
+    """Why a workload is planned around."""
+    return Reason(
+        "set_aside",
+        f"It cannot be planned: {problem}. Everything else goes on.",
+        {"problem": problem},
+        ({"id": "notify_admin"},),
+    )
+
+
 def _not_yet(item: Item, not_before_s: float, now_s: float) -> Reason:
     workload = item.workload
     if not workload.failures:

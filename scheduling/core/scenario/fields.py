@@ -11,6 +11,7 @@ from scheduling.core.types import (
     MEMORY,
     WHOLE_GPU_MILLI,
     EvictionCost,
+    FailedStart,
     GpuRequest,
     NodeTypeName,
     Policy,
@@ -18,6 +19,7 @@ from scheduling.core.types import (
     ProjectId,
     ResourceKey,
     Share,
+    WorkloadId,
 )
 
 
@@ -39,9 +41,25 @@ def read_project(entry: JsonObject) -> Project:
         priority=entry.integer("priority"),
         created=entry.integer("created"),
         shares=shares,
+        past_use_ppm=_past_use(entry.child("past_use_ppm")) if entry.has("past_use_ppm") else {},
     )
     entry.close()
     return project
+
+
+def _past_use(entry: JsonObject) -> dict[ResourceKey, int]:
+    return {ResourceKey(key): entry.integer(key, 0) for key, _ in entry.entries()}
+
+
+def failed_starts(entry: JsonObject) -> tuple[FailedStart, ...]:
+    if not entry.has("failed_starts"):
+        return ()
+    found = []
+    for value, path in entry.items("failed_starts"):
+        failed = JsonObject(value, path)
+        found.append(FailedStart(WorkloadId(failed.text("workload")), failed.number("at_s")))
+        failed.close()
+    return tuple(found)
 
 
 def _share(entry: JsonObject) -> Share:
@@ -161,6 +179,11 @@ def read_policy(entry: JsonObject) -> Policy:
         consolidation_wait_s=amount("consolidation_wait_s", default.consolidation_wait_s),
         consolidation_margin=amount("consolidation_margin", default.consolidation_margin),
         hold_deadline_s=amount("hold_deadline_s", default.hold_deadline_s),
+        cordon_failures=whole("cordon_failures", default.cordon_failures),
+        cordon_window_s=amount("cordon_window_s", default.cordon_window_s),
+        history_factor_milli=whole("history_factor_milli", default.history_factor_milli),
+        history_window_s=amount("history_window_s", default.history_window_s),
+        history_half_life_s=amount("history_half_life_s", default.history_half_life_s),
     )
     entry.close()
     return policy

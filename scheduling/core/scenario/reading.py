@@ -12,6 +12,7 @@ from scheduling.core.rooms import Ask
 from scheduling.core.scenario.fields import (
     check_ancestors,
     eviction_cost,
+    failed_starts,
     gpu_request,
     labels,
     node_types,
@@ -147,6 +148,7 @@ class _Reader:
             else None,
             labels=labels(entry.child("labels")) if entry.has("labels") else {},
             is_ready=entry.truth("ready") if entry.has("ready") else True,
+            failed_starts=failed_starts(entry),
         )
         entry.close()
         self._nodes[name] = node

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from scheduling.core.cycle import plan
 from scheduling.core.decisions import Evict, Hold, Move, Plan, Reason, Start
+from scheduling.core.failing_nodes import without
 from scheduling.core.scenario.reading import Expected, Scenario
 from scheduling.core.types import (
     CPU,
@@ -111,6 +112,7 @@ def follow(snapshot: Snapshot, decided: Plan, now_s: float) -> Snapshot:
 
     return replace(
         snapshot,
+        nodes=without(snapshot.nodes, decided.cordons),
         workloads=tuple(
             replace(workload, replicas=tuple(after(replica) for replica in workload.replicas))
             for workload in snapshot.workloads

@@ -53,6 +53,11 @@ def _policy(policy: Policy) -> Json:
         "consolidation_wait_s": policy.consolidation_wait_s,
         "consolidation_margin": policy.consolidation_margin,
         "hold_deadline_s": policy.hold_deadline_s,
+        "cordon_failures": policy.cordon_failures,
+        "cordon_window_s": policy.cordon_window_s,
+        "history_factor_milli": policy.history_factor_milli,
+        "history_window_s": policy.history_window_s,
+        "history_half_life_s": policy.history_half_life_s,
     }
 
 
@@ -70,6 +75,10 @@ def _node(node: Node) -> Json:
     }
     if node.labels:
         entry["labels"] = dict(node.labels)
+    if node.failed_starts:
+        entry["failed_starts"] = [
+            {"workload": failed.workload, "at_s": failed.at_s} for failed in node.failed_starts
+        ]
     return entry
 
 
@@ -85,6 +94,8 @@ def _project(project: Project) -> Json:
         "cpu_milli": _share(project.shares.get(CPU, UNCOUNTED)),
         "memory_mib": _share(project.shares.get(MEMORY, UNCOUNTED)),
     }
+    if project.past_use_ppm:
+        entry["past_use_ppm"] = dict(project.past_use_ppm)
     if set(by_key) != {gpu}:
         entry["gpu_milli_by_key"] = {key: _share(share) for key, share in by_key.items()}
     return entry
