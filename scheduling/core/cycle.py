@@ -8,16 +8,17 @@ plan.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from scheduling.core import reasons
 from scheduling.core.admission import Bound, Refusal, refusal
 from scheduling.core.consolidate import consolidate
-from scheduling.core.decisions import Decision, Evict, Hold, Move, Plan, Start
+from scheduling.core.decisions import Decision, Eta, Evict, Hold, Move, Plan, Start
 from scheduling.core.demand import Item, Option
 from scheduling.core.ordering import Batch, Queue, WorkloadKey, workload_key
+from scheduling.core.predict.eta import Estimates, Waits
 from scheduling.core.preempt import PreemptVictims
 from scheduling.core.prospects import Prospects
 from scheduling.core.reclaim import ReclaimVictims, may_claim
@@ -77,6 +78,8 @@ def plan(
     now_s: float,
     should_stop: Callable[[], bool] | None = None,
     on_step: Callable[[str], None] | None = None,
+    *,
+    with_estimates: bool = True,
 ) -> Plan:
     """Decide what starts, what stops and why the rest waits.
 
@@ -86,6 +89,7 @@ def plan(
         now_s: The time, on the clock of the snapshot's `started_s` and `not_before_s`.
         should_stop: Asked between tries; True ends the search for victims early, and the reasons
             say so.
+        with_estimates: Also say when what waits will start; it changes nothing else.
         on_step: Told the name of each step when it is done, for whoever measures.
 
     Returns:
@@ -123,7 +127,7 @@ def plan(
     cycle.stop_stale_gangs()
     done("stale_gangs")
     # 8. Say what was decided, and why the rest waits.
-    decided = cycle.conclude()
+    decided = cycle.conclude(with_estimates=with_estimates)
     done("reasons")
     state.dissolve()
     return decided
@@ -426,24 +430,31 @@ class _Cycle:
 
     # Step 8.
 
-    def conclude(self) -> Plan:
+    def conclude(self, *, with_estimates: bool) -> Plan:
         state = self.state
         waiting = reasons.Waiting(state, self._reservations)
         decisions: list[Decision] = list(self._departures())
-        holds: list[Item] = []
+        holds: list[tuple[Waits, Hold]] = []
         for item in state.items:
             if item.running and item.running[-1].is_new:
                 decisions.append(self._start(item))
             elif item.pending or item.held:
-                holds.append(item)
-                decisions.append(self._hold(item, waiting))
+                hold = self._hold(item, waiting)
+                holds.append((Waits(item, hold.reason), hold))
+        etas: Mapping[str, Eta] = {}
+        if with_estimates:
+            etas = Estimates(state, self._reservations).of([waits for waits, _ in holds])
+        for _, hold in holds:
+            eta = etas.get(hold.workload)
+            decisions.append(hold if eta is None else replace(hold, eta=eta))
         for workload, problem in state.set_aside:
             if any(replica.state is ReplicaState.PENDING for replica in workload.replicas):
                 decisions.append(Hold(workload.id, reasons.set_aside(problem)))
         return Plan(
             tuple(decisions),
             state.accounts.numbers(),
-            _positions(holds),
+            _positions(waits.item for waits, _ in holds),
+            with_estimates,
             state.cordons,
             {workload.id: problem for workload, problem in state.set_aside},
         )

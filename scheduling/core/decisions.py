@@ -68,13 +68,34 @@ class Move:
 
 
 @dataclass(frozen=True, slots=True)
+class Eta:
+    """When it will start: between these times, on the snapshot's clock.
+
+    Attributes:
+        max_at_s: None where only the earliest time is known.
+        basis: `release`, `reservation`, `policy`, `schedule`, or that of the predicted ends that it
+            rests on: `time_limits`, `history`, `prediction`.
+        confidence: `high`, `medium` or `low`.
+    """
+
+    min_at_s: float
+    max_at_s: float | None
+    basis: str
+    confidence: str = "medium"
+
+
+@dataclass(frozen=True, slots=True)
 class Hold:
-    """Wait. `held` is capacity kept for its replicas while victims release it (empty: none)."""
+    """Wait. `held` is capacity kept for its replicas while victims release it (empty: none).
+
+    `eta` is None where nothing is known of when it will start.
+    """
 
     workload: WorkloadId
     reason: Reason
     held: Mapping[ReplicaId, Placement] = field(default_factory=dict)
     victims: tuple[WorkloadId, ...] = ()
+    eta: Eta | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +136,7 @@ class Plan:
         numbers: Per project and resource.
         queue_positions: Per waiting workload: 1-based place among those waiting for the same
             project and first-choice resource, and their number.
+        has_estimates: Whether it was asked when what waits will start.
         cordons: Nodes closed in this cycle.
         set_aside: Workloads whose part of the snapshot contradicts itself, and how: planned around.
     """
@@ -122,5 +144,6 @@ class Plan:
     decisions: tuple[Decision, ...]
     numbers: Mapping[ProjectId, Mapping[ResourceKey, ProjectNumbers]]
     queue_positions: Mapping[WorkloadId, tuple[int, int]]
+    has_estimates: bool = True
     cordons: tuple[Cordon, ...] = ()
     set_aside: Mapping[WorkloadId, str] = field(default_factory=dict)

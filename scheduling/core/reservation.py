@@ -92,6 +92,11 @@ class Reservations:
         self._shade(1)
         return fits
 
+    def expected_free(self, item: Item, option: Option) -> float | None:
+        """When places for an item's next replicas together are expected free; None if never."""
+        found = self._earliest(item, option)
+        return None if found is None else found[0].until_s
+
     def _earliest(self, item: Item, option: Option) -> tuple[Reservation, list[Spot]] | None:
         """When, and on which places, the gang could start if all ends as predicted.
 

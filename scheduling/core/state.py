@@ -229,7 +229,7 @@ class State:
             self._promise(item, replica, spot, amounts)
         else:
             self._load(self._held, spot.room).add(spot, item.shape.ask)
-            self._charge(item, amounts, 1)
+            self.charge(item, amounts, 1)
 
     def open(self) -> None:
         """Open the nodes for placement; what is promised to nobody but still occupied stays
@@ -330,7 +330,7 @@ class State:
             replica = item.pending.pop(0)
             amounts = self.amounts(item.shape, spot)
             item.running.append(Placed(replica, spot, amounts, is_new=True))
-            self._charge(item, amounts, 1)
+            self.charge(item, amounts, 1)
 
     def hold(self, item: Item, spots: Sequence[Spot]) -> None:
         """Keep these places, already taken in the ledger, for the next pending replicas."""
@@ -340,7 +340,7 @@ class State:
     def _promise(self, item: Item, replica: Replica, spot: Spot, amounts: Amounts) -> None:
         item.held.append(Placed(replica, spot, amounts, is_new=True))
         self._load(self._held, spot.room).add(spot, item.shape.ask)
-        self._charge(item, amounts, 1)
+        self.charge(item, amounts, 1)
 
     def start_held(self, item: Item) -> bool:
         """Start a claimant if all its held places are free by now. Before `open` only."""
@@ -384,7 +384,8 @@ class State:
                 return False
         return True
 
-    def _charge(self, item: Item, amounts: Amounts, sign: int) -> None:
+    def charge(self, item: Item, amounts: Amounts, sign: int) -> None:
+        """Count amounts as held by a workload's project (1), or no longer (-1)."""
         self.accounts.charge(item.account, amounts, sign, is_preemptible=item.is_preemptible)
 
     # Evicting.
@@ -395,24 +396,24 @@ class State:
         for placed in victim.replicas:
             self.ledger.give_back(placed.spot, item.shape.ask)
             item.running.remove(placed)
-            self._charge(item, placed.amounts, -1)
+            self.charge(item, placed.amounts, -1)
         for placed in victim.held:
             self.ledger.give_back(placed.spot, item.shape.ask)
             item.held.remove(placed)
             self._load(self._held, placed.spot.room).add(placed.spot, item.shape.ask, -1)
-            self._charge(item, placed.amounts, -1)
+            self.charge(item, placed.amounts, -1)
 
     def put_back(self, victim: Victim) -> None:
         item = victim.item
         for placed in victim.replicas:
             self.ledger.take(placed.spot, item.shape.ask)
             item.running.append(placed)
-            self._charge(item, placed.amounts, 1)
+            self.charge(item, placed.amounts, 1)
         for placed in victim.held:
             self.ledger.take(placed.spot, item.shape.ask)
             item.held.append(placed)
             self._load(self._held, placed.spot.room).add(placed.spot, item.shape.ask)
-            self._charge(item, placed.amounts, 1)
+            self.charge(item, placed.amounts, 1)
         item.running.sort(
             key=lambda placed: (placed.is_new, placed.replica.started_s, *_name_key(placed.replica))
         )
@@ -441,8 +442,8 @@ class State:
         self._load(self._leaving, placed.spot.room).add(placed.spot, ask)
         self._load(self._held, spot.room).add(spot, ask)
         amounts = self.amounts(item.shape, spot)
-        self._charge(item, placed.amounts, -1)
-        self._charge(item, amounts, 1)
+        self.charge(item, placed.amounts, -1)
+        self.charge(item, amounts, 1)
         item.running.remove(placed)
         item.evicted.append(placed)
         item.moved[placed.replica.id] = spot.placement()

@@ -182,10 +182,15 @@ class Workload:
         min_replicas: The gang: fewer never run.
         not_before_s: Back-off or user-set start; pending until then, but counted in the project's
             request.
+        failures: Failed starts and runs in a row.
+        last_exit_code: Of its last run, where that had started; None where the start itself failed.
         avoided_nodes: Nodes on which its start failed lately.
         required_labels: Only nodes with all of these labels will do.
         waiting_since_s: Its submission or last eviction, for delay and aging; None knows neither.
         expected_end_s: When it will have ended if it runs, by a pessimistic prediction.
+        early_end_s: When it may have ended already if it runs, by an optimistic prediction; None
+            does not know, so at any time.
+        expected_basis: What these predictions rest on: `time_limits`, `history`, …
         expected_run_s: How long it will run once started, by a pessimistic prediction.
         incomplete_since_s: Since when fewer than the minimum of its replicas have been running.
     """
@@ -211,7 +216,10 @@ class Workload:
     waiting_since_s: float | None = None
     incomplete_since_s: float | None = None
     expected_end_s: float | None = None
+    early_end_s: float | None = None
     expected_run_s: float | None = None
+    expected_basis: str = ""
+    last_exit_code: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,14 +8,18 @@ from scheduling.core.cycle import plan
 from scheduling.core.decisions import Reason
 from scheduling.core.types import (
     EvictionCost,
+    Node,
     NodeName,
     NodeTypeName,
     Policy,
+    Project,
     ResourceKey,
     Share,
+    Workload,
 )
 from tests.core.small import answer, eviction, node, project, session, snapshot, training
 
+Part = Node | Project | Workload
 V100 = {"node_type": NodeTypeName("v100")}
 
 
@@ -364,3 +368,48 @@ def test_no_fit_says_that_its_start_failed_everywhere() -> None:
     hold = answer("w", node("a"), project("p", 4000), training("w", "p", avoided_nodes=failed))
     check(hold.reason, "no_fit", "its start failed on every node that would do")
     assert hold.reason.details["constraint"] == "failed_here"
+
+
+def test_behind_priority_counts_who_came_first() -> None:
+    world: list[Part] = [node("a", 2), project("p", 2000)]
+    first = [training(f"h{i}", "p", priority=70 + i) for i in range(2)]
+    hold = answer("w", *world, *first, training("w", "p", priority=30))
+    check(hold.reason, "behind_priority", "2 of p with a higher priority came first")
+    assert hold.reason.details == {"ahead": 2, "priority": 30}
+    assert hold.reason.offers[0] == {"id": "ask_manager"}
+    assert hold.reason.per_node_type
+
+
+def test_it_is_not_behind_those_who_took_nothing_that_it_could_have() -> None:
+    full: list[Part] = [
+        node("a", 2),
+        project("p", 2000),
+        training("r", "p", 2000, "a:0,1", priority=90),
+    ]
+    hold = answer("w", *full, training("h", "p", priority=70), training("w", "p", priority=30))
+    check(hold.reason, "over_share")
+    large: list[Part] = [node("a", 1), project("p", 2000), training("h", "p", priority=70)]
+    alone = answer("w", *large, training("w", "p", 2000, priority=30))
+    check(alone.reason, "no_fit", "no node is large enough")
+    equal: list[Part] = [node("a", 1), project("p", 1000), training("h", "p", priority=50)]
+    later = answer("w", *equal, training("w", "p", priority=50, submitted=1.0))
+    check(later.reason, "over_share")
+
+
+def test_behind_priority_for_what_is_promised_only_within_its_share() -> None:
+    borrowed = training("v", "q", 1000, "a:0")
+    claims: list[Part] = [node("a", 1), project("p", 1000), project("q", 0, created=1), borrowed]
+    first = training("h", "p", priority=70)
+    hold = answer("w", *claims, first, training("w", "p", priority=30))
+    check(hold.reason, "behind_priority", "1 of p")
+    other: list[Part] = [node("a", 1), project("p", 1000), project("q", 0, created=1), borrowed]
+    stranger = answer("w", *other, first, training("w", "q", priority=30))
+    check(stranger.reason, "over_share")
+
+
+def test_a_session_behind_a_session_of_its_project() -> None:
+    world: list[Part] = [node("a", 2), project("p", 1000)]
+    one = training("h", "p", priority=100, is_preemptible=False)
+    two = training("w", "p", priority=50, is_preemptible=False)
+    hold = answer("w", *world, one, two)
+    check(hold.reason, "behind_priority", "1 of p")

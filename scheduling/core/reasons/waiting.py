@@ -9,12 +9,21 @@ from scheduling.core.accounts import Account, Amounts
 from scheduling.core.admission import Bound, Refusal, is_within_quota, is_within_share, refusal
 from scheduling.core.decisions import Reason
 from scheduling.core.demand import Item, Option, Shape
+from scheduling.core.reasons.behind import Behind
 from scheduling.core.reasons.words import Details, Offer, gpus, quantity, unit_suffix
 from scheduling.core.reservation import Reservations
 from scheduling.core.rooms import Pool, Room
 from scheduling.core.search import Effort
 from scheduling.core.state import State
 
+_WHERE_ROOM_WOULD_HELP = (
+    "no_fit",
+    "gang_incomplete",
+    "over_share",
+    "over_limit",
+    "interactive_over_quota",
+    "quota_exceeds_capacity",
+)
 _WHERE_EVICTION_COULD_HELP = ("no_fit", "gang_incomplete", "quota_exceeds_capacity")
 
 
@@ -26,6 +35,7 @@ class Waiting:
     def __init__(self, state: State, reservations: Reservations) -> None:
         self._state = state
         self._reservations = reservations
+        self._behind = Behind(state)
         self._cache: dict[object, Reason] = {}
         self._blocks: dict[Pool, int] = {}
         self._entries: dict[tuple[int, int], Details] = {}
@@ -51,10 +61,24 @@ class Waiting:
         reason = self._cache.get(key)
         if reason is None:
             reason = self._cache[key] = self._barrier(item, effort or Effort())
+        if reason.code in _WHERE_ROOM_WOULD_HELP and self._behind.stands_before(item):
+            return self._behind_priority(item, reason)
         until_s = state.delayed_until(item)
         if until_s is not None and reason.code in _WHERE_EVICTION_COULD_HELP:
             return _in_delay(until_s, state.now_s, reason)
         return reason
+
+    def _behind_priority(self, item: Item, barrier: Reason) -> Reason:
+        """Others of its project took what it could have had."""
+        ahead = self._behind.num_ahead(item)
+        details: Details = {"ahead": ahead, "priority": item.priority}
+        return Reason(
+            "behind_priority",
+            f"{ahead} of {item.account.id} with a higher priority came first.",
+            details,
+            ({"id": "ask_manager"}, *barrier.offers),
+            barrier.per_node_type,
+        )
 
     def _barrier(self, item: Item, effort: Effort) -> Reason:
         options = list(item.options())
@@ -474,15 +498,19 @@ def _not_yet(item: Item, not_before_s: float, now_s: float) -> Reason:
             ({"id": "edit_start_after"},),
         )
     error = f": {workload.last_error}" if workload.last_error else ""
+    details: Details = {
+        "until_s": not_before_s,
+        "attempts": workload.failures,
+        "last_error": workload.last_error,
+    }
+    what = f"Its start failed {workload.failures} times"
+    if workload.last_exit_code is not None:
+        details["exit_code"] = workload.last_exit_code
+        what = f"It ended with exit code {workload.last_exit_code}, {workload.failures} times"
     return Reason(
         "backing_off",
-        f"Its start failed {workload.failures} times;"
-        f" again in {not_before_s - now_s:.0f} s{error}.",
-        {
-            "until_s": not_before_s,
-            "attempts": workload.failures,
-            "last_error": workload.last_error,
-        },
+        f"{what}; again in {not_before_s - now_s:.0f} s{error}.",
+        details,
         ({"id": "retry"},),
     )
 

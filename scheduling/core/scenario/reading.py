@@ -227,6 +227,11 @@ class _Reader:
             incomplete_since_s=optional_number(entry, "incomplete_since_s"),
             expected_end_s=optional_number(entry, "expected_end_s"),
             expected_run_s=optional_number(entry, "expected_run_s"),
+            early_end_s=optional_number(entry, "early_end_s"),
+            expected_basis=optional_text(entry, "expected_basis"),
+            last_exit_code=entry.optional_integer("last_exit_code")
+            if entry.has("last_exit_code")
+            else None,
             failures=entry.integer("failures", 0) if entry.has("failures") else 0,
             last_error=optional_text(entry, "last_error"),
             avoided_nodes=frozenset(NodeName(name) for name in entry.texts("avoided_nodes"))

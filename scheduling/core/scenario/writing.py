@@ -134,16 +134,20 @@ def _workload(workload: Workload) -> Json:
 
 def _history(workload: Workload) -> Mapping[str, object]:
     """The optional fields: only what differs from a fresh workload."""
-    times = {
+    numbers = {
         "not_before_s": workload.not_before_s,
         "waiting_since_s": workload.waiting_since_s,
         "expected_end_s": workload.expected_end_s,
+        "early_end_s": workload.early_end_s,
         "expected_run_s": workload.expected_run_s,
+        "last_exit_code": workload.last_exit_code,
         "incomplete_since_s": workload.incomplete_since_s,
     }
-    entry: Json = {name: at for name, at in times.items() if at is not None}
+    entry: Json = {name: value for name, value in numbers.items() if value is not None}
     if workload.failures:
         entry["failures"] = workload.failures
+    if workload.expected_basis:
+        entry["expected_basis"] = workload.expected_basis
     if workload.last_error:
         entry["last_error"] = workload.last_error
     if workload.avoided_nodes:

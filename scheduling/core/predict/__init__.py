@@ -1,0 +1,1 @@
+"""Predictions: when what waits will start."""
