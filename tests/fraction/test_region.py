@@ -62,8 +62,8 @@ def hammer(libraries: Libraries) -> Path:
     """The program that takes and gives back without end."""
     program = BUILDS / f"hammer-{os.getpid()}"
     source = Path(__file__).with_name("hammer.c")
-    command = [build.compiler(), "-O2", "-pthread", f"-I{NATIVE}", source, NATIVE / "region.c"]
-    subprocess.run([*command, "-o", program], check=True)
+    parts = (build.compiler(), "-O2", "-pthread", f"-I{NATIVE}", source, NATIVE / "region.c")
+    subprocess.run([*map(str, parts), "-o", str(program)], check=True)
     return program
 
 

@@ -11,7 +11,9 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -35,6 +37,24 @@ class FakeDevice:
     reserved: int = 443 * MIB
     capability: tuple[int, int] = (7, 5)
     name: str = "Tesla T4"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A process at its steps."""
+
+    process: subprocess.Popen[str]
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def answers(self) -> list[object]:
+        """What the steps gave, once all are done."""
+        output, errors = self.process.communicate(timeout=60)
+        assert self.process.returncode == 0, errors
+        answers: list[object] = json.loads(output)
+        return answers
 
 
 @dataclass
@@ -121,6 +141,20 @@ class World:
         assert process.returncode == 0, f"{output}\n{errors}"
         return output
 
+    @contextmanager
+    def asking(self, *steps: object, **environment: str) -> Iterator[Asked]:
+        """Meanwhile a process carries out steps; it is killed at the end."""
+        process = self.start([sys.executable, "-S", CALLER], **environment)
+        assert process.stdin is not None
+        process.stdin.write(json.dumps(steps))
+        process.stdin.close()
+        process.stdin = None
+        try:
+            yield Asked(process)
+        finally:
+            process.kill()
+            process.communicate()
+
     def ask(self, *steps: object, **environment: str) -> list[object]:
         """Run steps of `caller.py` in one process; what each gave."""
         process = self.start([sys.executable, "-S", CALLER], **environment)
@@ -128,3 +162,11 @@ class World:
         assert process.returncode == 0, f"{output}\n{errors}"
         answers: list[object] = json.loads(output)
         return answers
+
+
+def until(is_true: Callable[[], object]) -> None:
+    """Wait until something holds."""
+    deadline = time.monotonic() + 30
+    while not is_true():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)

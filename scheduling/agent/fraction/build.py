@@ -24,7 +24,9 @@ HERE = Path(__file__).parent
 NATIVE, FAKE, PREBUILT = HERE / "native", HERE / "fake", HERE / "prebuilt"
 DEFAULT_PREFIX = "/run/allot"
 _COMPILERS = ("cc", "gcc", "clang")
-_FLAGS = ("-std=gnu11", "-O2", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-pthread")
+# The TLS model: the general one crashes in a static program that loads us.
+_FLAGS = ("-std=gnu11", "-O2", "-fPIC", "-fvisibility=hidden", "-ftls-model=initial-exec",
+          "-Wall", "-Wextra", "-pthread")  # fmt: skip
 _LINK = ("-shared", "-Wl,-z,now", "-Wl,-z,nodelete", "-Wl,-z,relro")
 _COMMON = ("session", "region", "limits", "real", "gate")
 _CUDA = ("memory", "alloc", "vmm", "arrays", "pools", "contexts", "queries", "resolver", "turn",

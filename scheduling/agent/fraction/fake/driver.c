@@ -138,7 +138,7 @@ static uint64_t namespace_of(const char *pid)
 {
     char path[64];
     struct stat found;
-    snprintf(path, sizeof path, "/proc/%s/ns/pid", pid);
+    snprintf(path, sizeof path, "/proc/%.12s/ns/pid", pid);
     return stat(path, &found) == 0 ? (uint64_t)found.st_ino : 0;
 }
 
@@ -147,7 +147,7 @@ static unsigned innermost(const char *pid)
 {
     char path[64], line[256], *last;
     unsigned number = 0;
-    snprintf(path, sizeof path, "/proc/%s/status", pid);
+    snprintf(path, sizeof path, "/proc/%.12s/status", pid);
     FILE *file = fopen(path, "re");
     while (file && fgets(line, sizeof line, file))
         if (!strncmp(line, "NSpid:", 6) && (last = strrchr(line, '\t')))

@@ -1,0 +1,445 @@
+"""What a session sees and may take: the rules of the proxy, and others' bugs as tests."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from scheduling.agent.fraction import symbols
+from scheduling.agent.fraction.limits import GpuLimit, share_bytes
+from scheduling.agent.fraction.region import Flag, State
+from tests.fraction.world import CALLER, GIB, MIB, T4_USABLE, UUIDS, FakeDevice, World, until
+
+MakeWorld = Callable[..., World]
+OUT_OF_MEMORY, NOT_READY, ILLEGAL_STATE = 2, 802, 401
+# Everything that allocates, and by which function of the fake.
+DRIVER_FUNCTIONS = {
+    "alloc": "cuMemAlloc_v2",
+    "pitch": "cuMemAllocPitch_v2",
+    "managed": "cuMemAllocManaged",
+    "async": "cuMemAllocAsync",
+    "async_ptsz": "cuMemAllocAsync",
+    "pool": "cuMemAllocFromPoolAsync",
+    "vmm": "cuMemCreate",
+    "array": "cuArrayCreate_v2",
+    "array3d": "cuArray3DCreate_v2",
+    "mipmapped": "cuMipmappedArrayCreate",
+    "graph": "cuGraphLaunch",
+}
+KINDS = list(DRIVER_FUNCTIONS)
+
+
+# ---------------------------------------------------------------- what is shown
+
+
+@pytest.mark.parametrize("gpu_milli", [500, 333, 200, 100, 7, 1000])
+def test_every_question_gets_exactly_the_share(make_world: MakeWorld, gpu_milli: int) -> None:
+    share = share_bytes(T4_USABLE, gpu_milli)
+    world = make_world(limits=(GpuLimit(UUIDS[0], share, gpu_milli),))
+    _, info, total, nvml = world.ask(["start"], ["info"], ["total"], ["nvml"])
+    assert info == [0, share, share]
+    assert total == [0, share]
+    assert isinstance(nvml, dict)
+    assert (nvml["result"], nvml["wrong"]) == (0, 25)
+    assert nvml["total"] == nvml["total_v2"] == share
+    assert nvml["reserved_v2"] == 0
+
+
+def test_a_limit_above_the_device_shows_the_device(make_world: MakeWorld) -> None:
+    world = make_world(limits=(GpuLimit(UUIDS[0], 100 * GIB, 1000),))
+    _, info, nvml, filled = world.ask(["start"], ["info"], ["nvml"], ["fill", "alloc", GIB])
+    assert info == [0, T4_USABLE, T4_USABLE]
+    assert isinstance(nvml, dict)
+    assert nvml["total_v2"] == T4_USABLE
+    assert filled == [14, OUT_OF_MEMORY]
+
+
+def test_a_limit_of_a_device_that_vanished_leaves_the_other(make_world: MakeWorld) -> None:
+    world = make_world(
+        devices=(FakeDevice(UUIDS[1]),),
+        limits=(GpuLimit(UUIDS[0], GIB, 100), GpuLimit(UUIDS[1], 2 * GIB, 100)),
+    )
+    assert world.ask(["start"], ["count"], ["info"])[1:] == [1, [0, 2 * GIB, 2 * GIB]]
+
+
+def test_a_device_without_a_limit_gives_nothing_and_has_its_size(make_world: MakeWorld) -> None:
+    """HAMi-core source: the total of a device without a limit was 0."""
+    world = make_world(
+        devices=(FakeDevice(UUIDS[0]), FakeDevice(UUIDS[1])),
+        limits=(GpuLimit(UUIDS[0], GIB, 100),),
+    )
+    answers = world.ask(["start", 1], ["total", 1], ["alloc", "a", MIB])
+    assert answers == [[0, 0, 0], [0, T4_USABLE], OUT_OF_MEMORY]
+
+
+def test_freeing_makes_room_again(world: World) -> None:
+    answers = world.ask(
+        ["start"], ["alloc", "a", 5 * GIB], ["alloc", "b", 1], ["free", "a"], ["info"],
+        ["alloc", "b", 5 * GIB],
+    )  # fmt: skip
+    assert answers[1:] == [0, OUT_OF_MEMORY, 0, [0, 5 * GIB, 5 * GIB], 0]
+
+
+def test_the_second_process_sees_what_the_first_uses(world: World) -> None:
+    """HAMi-core #191."""
+    with world.asking(["start"], ["alloc", "a", 3 * GIB], ["sleep", 30]) as holder:
+        until(lambda: world.region.read().used_bytes[0])
+        _, info, nvml, too_much = world.ask(["start"], ["info"], ["nvml"], ["alloc", "x", 3 * GIB])
+        assert info == [0, 2 * GIB, 5 * GIB]
+        assert isinstance(nvml, dict)
+        assert nvml["used_v2"] == 3 * GIB
+        assert holder.pid in nvml["pids"]
+        assert too_much == OUT_OF_MEMORY
+    assert world.ask(["start"], ["info"], ["alloc", "x", 5 * GIB])[1:] == [
+        [0, 5 * GIB, 5 * GIB],
+        0,
+    ]
+
+
+def test_neighbours_are_not_listed_and_really_fill_the_device(make_world: MakeWorld) -> None:
+    world = make_world()
+    nvml = world.ask(["start"], ["alloc", "a", GIB], ["nvml"])[2]
+    assert isinstance(nvml, dict)
+    assert nvml["pids"] == [nvml["own_pid"]]
+    # A neighbour, of whom the session knows nothing, holds most of the device.
+    driver = world.prefix / "driver"
+    driver.mkdir()
+    (driver / "libcuda.so.1").write_bytes(world.libraries.fake_cuda.read_bytes())
+    (driver / "driver.conf").write_bytes((world.prefix / "driver.conf").read_bytes())
+    steps = (["start"], ["alloc", "a", 12 * GIB], ["sleep", 30])
+    with world.asking(*steps, LD_LIBRARY_PATH=str(driver)) as neighbour:
+        until(lambda: world.physical.read().used_bytes[0])
+        _, info, filled, nvml = world.ask(
+            ["start"], ["info"], ["fill", "alloc", 256 * MIB], ["nvml"]
+        )
+        free = T4_USABLE - 12 * GIB
+        assert info == [0, free, 5 * GIB]
+        assert filled == [free // (256 * MIB), OUT_OF_MEMORY]
+        assert isinstance(nvml, dict)
+        assert neighbour.pid not in nvml["pids"]
+
+
+# ---------------------------------------------------------------- what may be taken
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_api_in_turn_ends_out_of_memory_before_the_limit(world: World, kind: str) -> None:
+    """HAMi-core #55, #79, PR #81."""
+    _, filled, info = world.ask(["start"], ["fill", kind, 256 * MIB], ["info"])
+    assert isinstance(filled, list)
+    assert isinstance(info, list)
+    assert filled[1] == OUT_OF_MEMORY
+    assert (
+        5 * GIB - 512 * MIB
+        < filled[0] * 256 * MIB * (4 / 3 if kind == "mipmapped" else 1)
+        <= 5 * GIB
+    )
+    assert info[2] == 5 * GIB
+    assert max(world.physical.read().used_bytes) <= 5 * GIB
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_failing_driver_leaks_nothing(make_world: MakeWorld, kind: str) -> None:
+    """HAMi-core #96, #306, PR #307."""
+    driver = DRIVER_FUNCTIONS[kind]
+    world = make_world(extra=(f"fail {driver} 999 0 3",))
+    step = [f"by_{kind}", 256 * MIB]
+    answers = world.ask(["start"], step, step, step, ["info"], ["alloc", "a", 5 * GIB])
+    assert answers[1:4] == [999, 999, 999]
+    assert answers[5] == 0
+
+
+def test_a_thousand_rounds_of_a_pool_end_in_no_false_out_of_memory(world: World) -> None:
+    """HAMi-core #96."""
+    assert world.ask(["start"], ["pool_rounds", 1000, 4 * GIB]) == [[0, 0, 0], [0]]
+
+
+def test_memory_from_a_pool_is_counted_and_its_free_succeeds(world: World) -> None:
+    """HAMi-core #93, PR #217 (RAPIDS)."""
+    answers = world.ask(
+        ["start"], ["pool", "p"], ["keep", "p", 8 * GIB], ["pool_alloc", "p", "a", 2 * GIB],
+        ["info"], ["free_async", "a"], ["info"], ["synchronise"], ["info"],
+        ["alloc", "b", 4 * GIB], ["info"], ["destroy_pool", "p"],
+    )  # fmt: skip
+    assert answers[1:4] == [0, 0, 0]
+    assert answers[4] == [0, 3 * GIB, 5 * GIB]
+    # The pool keeps it, until something else needs it.
+    assert (answers[5], answers[6]) == (0, [0, 3 * GIB, 5 * GIB])
+    assert answers[8] == [0, 3 * GIB, 5 * GIB]
+    assert answers[9:] == [0, [0, GIB, 5 * GIB], 0]
+
+
+def test_memory_is_made_on_a_thread_without_a_context(world: World) -> None:
+    """HAMi-core #187, #186, #188, PR #172: PyTorch's expandable segments."""
+    answers = world.ask(
+        ["init"], ["create", "a", 4 * GIB], ["create", "b", 2 * GIB],
+        ["reserve_and_map", "at", "a", 4 * GIB], ["release", "a"], ["create", "b", 2 * GIB],
+        ["unmap", "at", 4 * GIB], ["create", "b", 5 * GIB],
+    )  # fmt: skip
+    # The mapping still holds what the handle no longer does.
+    assert answers == [0, 0, OUT_OF_MEMORY, [0, 0], 0, OUT_OF_MEMORY, 0, 0]
+
+
+def test_null_pointers_and_pointers_of_others_are_the_drivers_business(world: World) -> None:
+    """HAMi-core #321, #333, #234: an answer of the driver's, whatever it is, and no crash."""
+    answers = world.ask(["start"], ["info_null"], ["free_address", 0], ["free_address", 4096])
+    assert answers[1:] == [[0, 0, 5 * GIB], 0, 1]
+
+
+def test_a_context_takes_memory_once_per_process(make_world: MakeWorld) -> None:
+    world = make_world(limits=(GpuLimit(UUIDS[0], GIB, 100, context_bytes=300 * MIB),))
+    answers = world.ask(
+        ["start"], ["primary"], ["info"], ["alloc", "a", 725 * MIB], ["alloc", "a", 724 * MIB],
+        ["release_primary"], ["release_primary"], ["nvml"],
+    )  # fmt: skip
+    assert answers[2] == [0, GIB - 300 * MIB, GIB]
+    assert answers[3:5] == [OUT_OF_MEMORY, 0]
+    # With its last context all that it held is gone.
+    assert isinstance(answers[7], dict)
+    assert answers[7]["used"] == 0
+
+
+def test_use_drops_when_a_process_exits(world: World) -> None:
+    """HAMi-core source: use stayed after exit."""
+    world.ask(["start"], ["alloc", "a", 5 * GIB])
+    assert world.region.read().used_bytes == (0,)
+
+
+def test_a_forked_child_begins_with_nothing_and_shares_the_limit(world: World) -> None:
+    answers = world.ask(["init"], ["fork_then", 4 * GIB], ["start"], ["alloc", "a", 5 * GIB])
+    assert answers[1] == [5 * GIB, 0]
+    assert answers[3] == 0
+
+
+def test_a_child_of_a_killed_parent_does_not_keep_its_memory(world: World) -> None:
+    script = (
+        "import os, sys, time; sys.argv = ['x']; sys.path.insert(0, sys.path[0])\n"
+        f"exec(open({str(CALLER)!r}).read().split('def main')[0])\n"
+        "c = Caller(); c.start(); print(c.alloc('a', 5 << 30), flush=True)\n"
+        "if os.fork() == 0: time.sleep(30)\n"
+        "time.sleep(30)"
+    )
+    parent = world.start([sys.executable, "-S", "-c", script])
+    assert parent.stdout is not None
+    assert parent.stdout.readline() == "0\n"
+    listed = Path(f"/proc/{parent.pid}/task/{parent.pid}/children")
+    until(listed.read_text)
+    children = listed.read_text().split()
+    time.sleep(0.05)
+    try:
+        os.kill(parent.pid, signal.SIGKILL)
+        assert world.ask(["start"], ["alloc", "a", 5 * GIB])[1] == 0
+    finally:
+        os.kill(int(children[0]), signal.SIGKILL)
+        parent.communicate()
+
+
+def test_three_hundred_processes_start_without_a_minutes_delay(world: World) -> None:
+    """HAMi #1662: here children of one process, since each Python would take 20 ms."""
+    began = time.monotonic()
+    script = (
+        "import os, sys\n"
+        f"exec(open({str(CALLER)!r}).read().split('def main')[0])\n"
+        "r, w = os.pipe(); hold, go = os.pipe()\n"
+        "for _ in range(300):\n"
+        "    if os.fork() == 0:\n"
+        "        os.close(go); c = Caller(); c.start()\n"
+        "        os.write(w, bytes([c.alloc('a', 1 << 20)])); os.read(hold, 1); os._exit(0)\n"
+        "print(sum(os.read(r, 1)[0] for _ in range(300))); os.close(go)\n"
+        "for _ in range(300): os.wait()"
+    )
+    assert world.run([sys.executable, "-S", "-c", script]) == "0\n"
+    assert time.monotonic() - began < 20
+
+
+def test_nothing_of_the_users_process_is_changed(world: World) -> None:
+    """HAMi-core source: no SIGUSR handlers, umask or exit handlers of ours."""
+    names = world.run(["nm", "-D", "--undefined-only", world.libraries.cuda])
+    for forbidden in ("signal", "sigaction", "umask", "exit", "getenv", "setenv"):
+        assert f" {forbidden}@" not in names, forbidden
+    assert "libcuda.so" not in world.run(["readelf", "-d", world.libraries.preload])
+
+
+# ---------------------------------------------------------------- devices by UUID
+
+
+@pytest.mark.parametrize(
+    ("visible", "limit"),
+    [(UUIDS[1], 2 * GIB), ("1", 2 * GIB), ("1,0", 2 * GIB), ("0", GIB), (UUIDS[1][:12], None)],
+)
+def test_limits_follow_the_device_however_the_user_orders_them(
+    make_world: MakeWorld, visible: str, limit: int | None
+) -> None:
+    """HAMi #1218: UUIDs in CUDA_VISIBLE_DEVICES."""
+    if limit is None:
+        visible, limit = "0,1", GIB
+    world = make_world(
+        devices=(FakeDevice(UUIDS[0]), FakeDevice(UUIDS[1])),
+        limits=(GpuLimit(UUIDS[0], GIB, 100), GpuLimit(UUIDS[1], 2 * GIB, 200)),
+    )
+    answers = world.ask(["start"], ["info"], CUDA_VISIBLE_DEVICES=visible)
+    assert answers[1] == [0, limit, limit]
+
+
+def test_what_rules_swap_out_is_noted(make_world: MakeWorld) -> None:
+    world = make_world(
+        devices=(FakeDevice(UUIDS[0]), FakeDevice(UUIDS[1])),
+        limits=(GpuLimit(UUIDS[0], GIB, 100), GpuLimit(UUIDS[1], GIB, 100)),
+    )
+    world.ask(["start"])
+    assert world.region.read().flags == Flag(0)
+    world.ask(["start"], ["by_managed", MIB], ["primary", 1])
+    assert world.region.read().flags == Flag.MANAGED | Flag.SEVERAL_GPUS
+
+
+# ---------------------------------------------------------------- closed when wrong
+
+
+def _garbage(world: World) -> None:
+    (world.prefix / "limits").write_text("allot-limits/1\nregion\n")
+
+
+def _cut_short(world: World) -> None:
+    path = world.prefix / "limits"
+    path.write_text(path.read_text().replace("end\n", ""))
+
+
+def _zero(world: World) -> None:
+    path = world.prefix / "limits"
+    path.write_text(path.read_text().replace(str(5 * GIB), "0"))
+
+
+def _negative(world: World) -> None:
+    path = world.prefix / "limits"
+    path.write_text(path.read_text().replace(str(5 * GIB), "-1"))
+
+
+def _writable(world: World) -> None:
+    (world.prefix / "limits").chmod(0o666)
+
+
+def _nobodys(world: World) -> None:
+    if os.geteuid():
+        pytest.skip("giving a file away needs root")
+    os.chown(world.prefix / "limits", 65534, 65534)
+
+
+def _gone(world: World) -> None:
+    (world.prefix / "limits").unlink()
+
+
+def _no_region(world: World) -> None:
+    world.region.path.write_bytes(b"garbage")
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [_garbage, _cut_short, _zero, _negative, _writable, _nobodys, _gone, _no_region],
+    ids=lambda damage: damage.__name__.strip("_"),
+)
+def test_without_usable_limits_there_is_no_gpu_at_all(
+    world: World, damage: Callable[[World], None]
+) -> None:
+    damage(world)
+    assert world.ask(["init"], ["alloc", "a", 1]) == [NOT_READY, NOT_READY]
+    nvml = world.ask(["nvml"])[0]
+    assert isinstance(nvml, dict)
+    assert nvml["result"] != 0
+
+
+def test_new_limits_hold_from_the_next_allocation_on(world: World) -> None:
+    steps = (["start"], ["info"], ["sleep", 1], ["info"], ["alloc", "a", GIB])
+    with world.asking(*steps) as asked:
+        until(lambda: world.region.read().processes)
+        time.sleep(0.3)
+        world.limits = (GpuLimit(UUIDS[0], GIB // 2, 33),)
+        world.write_limits()
+        world.region.limits_changed()
+        answers = asked.answers()
+    assert answers[1:] == [
+        [0, 5 * GIB, 5 * GIB],
+        0,
+        [0, GIB // 2, GIB // 2],
+        OUT_OF_MEMORY,
+    ]
+
+
+# ---------------------------------------------------------------- the resolver
+
+
+def test_the_resolver_gives_the_variant_that_the_driver_chose(world: World) -> None:
+    """HAMi-core #233: cuCtxCreate at 3020, 11040, 12050 is _v2, _v3, _v4."""
+    questions = [
+        ("cuCtxCreate", 3020, 0, "cuCtxCreate_v2"),
+        ("cuCtxCreate", 11040, 0, "cuCtxCreate_v3"),
+        ("cuCtxCreate", 12050, 0, "cuCtxCreate_v4"),
+        ("cuCtxCreate", 12049, 0, "cuCtxCreate_v3"),
+        ("cuMemAlloc", 12000, 0, "cuMemAlloc_v2"),
+        ("cuMemAllocAsync", 11020, 0, "cuMemAllocAsync"),
+        ("cuMemAllocAsync", 11020, 2, "cuMemAllocAsync_ptsz"),
+        ("cuMemcpyHtoD", 12000, 2, "cuMemcpyHtoD_v2_ptds"),
+        ("cuGetProcAddress", 11030, 0, "cuGetProcAddress"),
+        ("cuGetProcAddress", 12000, 0, "cuGetProcAddress_v2"),
+    ]
+    answers = world.ask(["init"], *(["resolved_is", *question] for question in questions))
+    assert answers[1:] == [True] * len(questions)
+
+
+def test_every_hook_is_what_the_resolver_answers(world: World) -> None:
+    questions = [
+        (hook.base, hook.version, 2 if hook.is_per_thread else 0, hook.symbol)
+        for hook in symbols.read("cuda")
+    ]
+    answers = world.ask(["init"], *(["resolved_is", *question] for question in questions))
+    wrong = [
+        question for question, is_ours in zip(questions, answers[1:], strict=True) if not is_ours
+    ]
+    # Between two of one version the driver takes the one that it lists last.
+    newest = {(base, version, flags): symbol for base, version, flags, symbol in questions}
+    assert [w for w in wrong if newest[w[0], w[1], w[2]] == w[3]] == []
+
+
+def test_the_resolvers_errors_are_the_drivers(world: World) -> None:
+    answers = world.ask(
+        ["init"], ["resolve", "", 12000], ["resolve", "cuNoSuchThing", 12000],
+        ["resolve", "cuMemAllocAsync", 5000],
+    )  # fmt: skip
+    assert answers[1:] == [[500, 0, 1], [500, 0, 1], [500, 0, 2]]
+
+
+# ---------------------------------------------------------------- the gate
+
+
+def test_a_call_waits_while_the_session_is_away_and_asks_for_it(make_world: MakeWorld) -> None:
+    world = make_world()
+    world.gate = str(world.prefix / "gate.sock")
+    world.write_limits()
+    world.region.set_state(State.SWAPPED_OUT)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
+        listener.bind(world.gate)
+        listener.settimeout(20)
+        with world.asking(["start"], ["alloc", "a", 1024]) as waiting:
+            asked = listener.recv(1000).decode()
+            assert asked == f"allot-gate/1 session-1 {waiting.pid}\n"
+            assert world.region.read().num_held == 1
+            assert world.region.last_call_s() is not None
+            time.sleep(0.1)
+            assert waiting.process.poll() is None
+            world.region.set_state(State.RUNNING)
+            began = time.monotonic()
+            assert waiting.answers() == [[0, 0, 0], 0]
+            assert time.monotonic() - began < 1
+    assert world.region.read().num_held == 0
+    assert world.region.read().num_wakes >= 1
+
+
+def test_a_call_of_a_lost_session_fails_instead_of_waiting(world: World) -> None:
+    world.region.set_state(State.FAILED)
+    assert world.ask(["init"], ["alloc", "a", 1]) == [0, ILLEGAL_STATE]
