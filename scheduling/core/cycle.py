@@ -15,14 +15,16 @@ from dataclasses import dataclass, replace
 from scheduling.core import reasons
 from scheduling.core.admission import Bound, Refusal, refusal
 from scheduling.core.consolidate import consolidate
-from scheduling.core.decisions import Decision, Eta, Evict, Hold, Move, Plan, Start
+from scheduling.core.decisions import Decision, Eta, Evict, Hold, Lend, Move, Plan, Start
 from scheduling.core.demand import Item, Option
+from scheduling.core.lending import Lending
 from scheduling.core.ordering import Batch, Queue, WorkloadKey, workload_key
 from scheduling.core.predict.eta import Estimates, Waits
 from scheduling.core.preempt import PreemptVictims
 from scheduling.core.prospects import Prospects
 from scheduling.core.reclaim import ReclaimVictims, may_claim
 from scheduling.core.reservation import Reservations
+from scheduling.core.rooms import Spot
 from scheduling.core.search import Effort, Found, search
 from scheduling.core.state import State, Victim
 from scheduling.core.types import Policy, ReplicaState, Snapshot, Workload, WorkloadId
@@ -112,6 +114,7 @@ def plan(
     done("start_claimants")
     # 3. Whatever fits into free capacity starts, in order of projects and workloads.
     cycle.run(cycle.start_in_free_capacity())
+    cycle.take_back()
     done("place")
     # 4. Scattered free capacity is brought together by moving running work.
     state.lift_shadows()
@@ -126,7 +129,10 @@ def plan(
     # 7. Gangs that have been incomplete for too long stop.
     cycle.stop_stale_gangs()
     done("stale_gangs")
-    # 8. Say what was decided, and why the rest waits.
+    # 8. What idle sessions do not use is lent to trainings that still wait, and called back.
+    cycle.lend()
+    done("lend")
+    # 9. Say what was decided, and why the rest waits.
     decided = cycle.conclude(with_estimates=with_estimates)
     done("reasons")
     state.dissolve()
@@ -139,18 +145,18 @@ def _ignore(step: str) -> None:
 
 def would_start(
     snapshot: Snapshot, policy: Policy, now_s: float, workload: Workload
-) -> Start | Hold:
+) -> Start | Hold | Lend:
     """What the next cycle would decide about a workload that is not there yet.
 
     Returns:
-        Start, or Hold with the reason; its `victims` are those whose capacity would be freed for
-        it.
+        Start, Lend, or Hold with the reason; its `victims` are those whose capacity would be freed
+        for it.
     """
     supposed = replace(snapshot, workloads=(*snapshot.workloads, workload))
     for decision in plan(supposed, policy, now_s).decisions:
-        if decision.workload == workload.id and isinstance(decision, Start | Hold):
+        if decision.workload == workload.id and isinstance(decision, Start | Hold | Lend):
             return decision
-    raise AssertionError("a workload with a pending replica has a Start or a Hold")
+    raise AssertionError("a workload with a pending replica has a Start, a Hold or a Lend")
 
 
 def _consolidate(
@@ -214,7 +220,7 @@ def _likeness(item: Item) -> object:
     """What makes two workloads alike to every rule."""
     tie = item.chosen_type if item.running or item.held else None
     shape, count = item.shape.number, item.num_next
-    return (item.account.id, shape, count, item.priority, item.is_preemptible, tie)
+    return (item.account.id, shape, count, item.priority, item.is_preemptible, tie, item.home)
 
 
 class _Cycle:
@@ -224,6 +230,7 @@ class _Cycle:
         self.state = state
         self._prospects = Prospects(state)
         self._reservations = Reservations(state)
+        self._lending = Lending(state)
         self._queue: Queue | None = None
         self._batches: dict[object, Batch] = {}
         self._loose: list[Item] = [item for item in state.items if self._is_ready(item)]
@@ -233,7 +240,9 @@ class _Cycle:
 
     def _is_ready(self, item: Item) -> bool:
         not_before = item.workload.not_before_s
-        return bool(item.pending) and (not_before is None or not_before <= self.state.now_s)
+        if not item.pending or item.is_on_loan:
+            return False
+        return not_before is None or not_before <= self.state.now_s
 
     def run(self, step: Attempt) -> None:
         """One pass over everything that still waits, in order."""
@@ -305,9 +314,9 @@ class _Cycle:
                 if not option.is_possible or self._is_refused(item, option, count):
                     continue
                 with self._reservations.open_to(item):
-                    spots = self.state.find(item, option, count)
+                    spots = self._at_home(item) or self.state.find(item, option, count)
                 if spots is not None:
-                    self.state.start(item, spots)
+                    self._begin(item, spots, may_start=True)
                     self._set_apart(item)
                     return bool(item.pending)
                 self._hopeless.add(key(item, option, count))
@@ -316,7 +325,7 @@ class _Cycle:
 
         def key(item: Item, option: Option, count: int) -> object:
             is_open = self._reservations.is_open_to(item)
-            return (item.shape.number, option.number, count, is_open)
+            return (item.shape.number, option.number, count, is_open, item.home)
 
         return Attempt(attempt, key, lambda item: True, may_evict=False)
 
@@ -326,7 +335,7 @@ class _Cycle:
         Both stay as they are during this step: capacity and quota only shrink.
         """
         is_open = self._reservations.is_open_to(item)
-        shape = (item.shape.number, option.number, count, is_open)
+        shape = (item.shape.number, option.number, count, is_open, item.home)
         admission = (item.account.id, shape, item.is_preemptible)
         if shape in self._hopeless or admission in self._hopeless:
             return True
@@ -336,6 +345,69 @@ class _Cycle:
         if barrier is not None:
             self._hopeless.add(admission)
         return barrier is not None
+
+    def take_back(self) -> None:
+        """Borrowers whose place has become free stay there as of right; what others took beside
+        their lenders goes to whoever waits for it, as if they were not there.
+        """
+        if not self.state.bodies.items:
+            return
+        for item in sorted(self.state.bodies.items, key=workload_key):
+            if item.is_on_loan:
+                self._settle_at_home(item)
+        self.state.lift_loan_shadows()
+        self.run(self.start_in_free_capacity())
+
+    def _settle_at_home(self, item: Item) -> None:
+        count, not_before = item.num_next, item.workload.not_before_s
+        option = next((o for o in item.options() if item.bodies[0].spot.room.pool in o.pools), None)
+        if option is None or (not_before is not None and not_before > self.state.now_s):
+            return
+        if refusal(item.account, option.amounts, is_preemptible=True, count=count) is None:
+            with self._reservations.open_to(item):
+                spots = self._at_home(item)
+            if spots is not None:
+                self._begin(item, spots, may_start=True)
+
+    def _at_home(self, item: Item) -> list[Spot] | None:
+        """Places where a borrower is already, taken in the ledger."""
+        if not item.bodies or len(item.bodies) != item.num_next:
+            return None
+        self.state.lift(item)
+        spots = self.state.find_at_home(item, item.num_next)
+        if spots is None or not self.state.is_free_now(spots, item.shape.ask):
+            if spots is not None:
+                for spot in spots:
+                    self.state.ledger.give_back(spot, item.shape.ask)
+            self.state.lay(item)
+            return None
+        self.state.lay(item)
+        return spots
+
+    def _begin(self, item: Item, spots: list[Spot], *, may_start: bool) -> None:
+        """Start at places taken in the ledger, if they are free by now and no body of its own is
+        elsewhere; else they are held.
+        """
+        state = self.state
+        if item.bodies:
+            is_home = [spot.room for spot in spots] == [body.spot.room for body in item.bodies]
+            if not is_home:
+                self._lending.recall(item, "placed_elsewhere", {})
+                state.hold(item, spots)
+                return
+            state.lift(item)
+            if may_start and state.is_free_now(spots, item.shape.ask):
+                state.start(item, spots)
+                state.bodies.drop(item)
+                return
+            state.lay(item)
+        elif may_start and state.is_free_now(spots, item.shape.ask):
+            state.start(item, spots)
+            return
+        for other in state.leavers_from(spots):
+            if other is not item and other not in item.waits_for:
+                item.waits_for.append(other)
+        state.hold(item, spots)
 
     # Steps 4 to 6.
 
@@ -390,10 +462,7 @@ class _Cycle:
                 item.waits_for.append(victim.item)
             assert self._queue is not None
             self._queue.refresh(victim.item.account)
-        if not item.held and state.is_free_now(found.spots, item.shape.ask):
-            state.start(item, found.spots)
-        else:
-            state.hold(item, found.spots)
+        self._begin(item, found.spots, may_start=not item.held)
         self._set_apart(item)
         for other in item.waits_for:
             self._leave_queue(other)
@@ -430,15 +499,31 @@ class _Cycle:
 
     # Step 8.
 
+    def lend(self) -> None:
+        state = self.state
+        if state.bodies.items or any(item.workload.idle is not None for item in state.items):
+            with self._reservations.lifted():
+                self._lending.run(
+                    item
+                    for item in state.items
+                    if self._is_ready(item) and not self._reservations.is_kept_for(item)
+                )
+            for item in self._lending.borrowers():
+                self._set_apart(item)
+
+    # Step 9.
+
     def conclude(self, *, with_estimates: bool) -> Plan:
         state = self.state
         waiting = reasons.Waiting(state, self._reservations)
-        decisions: list[Decision] = list(self._departures())
+        decisions: list[Decision] = [*self._departures(), *self._lending.recalls()]
         holds: list[tuple[Waits, Hold]] = []
         for item in state.items:
             if item.running and item.running[-1].is_new:
                 decisions.append(self._start(item))
-            elif item.pending or item.held:
+            elif (loan := self._lending.loan(item)) is not None:
+                decisions.append(loan)
+            elif item.held or (item.pending and not item.is_on_loan):
                 hold = self._hold(item, waiting)
                 holds.append((Waits(item, hold.reason), hold))
         etas: Mapping[str, Eta] = {}
@@ -457,6 +542,7 @@ class _Cycle:
             with_estimates,
             state.cordons,
             {workload.id: problem for workload, problem in state.set_aside},
+            self._lending.not_lent(),
         )
 
     def _start(self, item: Item) -> Start:
@@ -464,7 +550,7 @@ class _Cycle:
         held = {p.replica.id: p.spot.placement() for p in item.held}
         victims = tuple(victim.id for victim in item.waits_for)
         reason, is_borrowed = reasons.started(self.state, item)
-        return Start(item.id, new, reason, is_borrowed, held, victims)
+        return Start(item.id, new, reason, is_borrowed, held, victims, bool(item.settled))
 
     def _hold(self, item: Item, waiting: reasons.Waiting) -> Hold:
         """Why it waits; workloads of one batch share their reason, where no time of their own or

@@ -33,6 +33,8 @@ class Start:
     """Start these replicas of a workload now, on capacity that is free.
 
     `held` is capacity kept for others of its replicas while `victims` release it (usually none).
+    A borrower is started where it already runs: what it had on loan has become its own
+    (`is_settled`).
     """
 
     workload: WorkloadId
@@ -41,6 +43,7 @@ class Start:
     is_borrowed: bool
     held: Mapping[ReplicaId, Placement] = field(default_factory=dict)
     victims: tuple[WorkloadId, ...] = ()
+    is_settled: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +109,32 @@ class Cordon:
     reason: Reason
 
 
-Decision = Start | Evict | Move | Hold
+@dataclass(frozen=True, slots=True)
+class Lend:
+    """Run these replicas on devices of idle sessions, until one of those is used again.
+
+    `lenders` are, per replica, the sessions' replicas that are swapped out for it.
+    """
+
+    workload: WorkloadId
+    placements: Mapping[ReplicaId, Placement]
+    lenders: Mapping[ReplicaId, tuple[ReplicaId, ...]]
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class Recall:
+    """End what these replicas borrow: they save, stop, and return to the queue at their old place.
+
+    A wake-up needs none of this: the node's agent does it at once.
+    """
+
+    workload: WorkloadId
+    replicas: tuple[ReplicaId, ...]
+    reason: Reason
+
+
+Decision = Start | Evict | Move | Hold | Lend | Recall
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,14 +159,15 @@ class Plan:
     """One cycle's output.
 
     Attributes:
-        decisions: Evictions first, in the order they were decided. Exactly one Start or Hold for
-            each workload with a pending replica.
+        decisions: Evictions first, in the order they were decided. Exactly one Start, Hold or Lend
+            for each workload with a pending replica, unless it already runs on loan.
         numbers: Per project and resource.
         queue_positions: Per waiting workload: 1-based place among those waiting for the same
             project and first-choice resource, and their number.
         has_estimates: Whether it was asked when what waits will start.
         cordons: Nodes closed in this cycle.
         set_aside: Workloads whose part of the snapshot contradicts itself, and how: planned around.
+        not_lent: Per session that is idle and lends nothing: why not.
     """
 
     decisions: tuple[Decision, ...]
@@ -147,3 +176,4 @@ class Plan:
     has_estimates: bool = True
     cordons: tuple[Cordon, ...] = ()
     set_aside: Mapping[WorkloadId, str] = field(default_factory=dict)
+    not_lent: Mapping[WorkloadId, Reason] = field(default_factory=dict)

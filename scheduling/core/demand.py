@@ -21,6 +21,7 @@ from scheduling.core.types import (
     Placement,
     Replica,
     ReplicaId,
+    ReplicaState,
     ResourceKey,
     Workload,
 )
@@ -107,6 +108,24 @@ class Placed:
         self.is_new = is_new
 
 
+class Body:
+    """A replica that is on a node without having a place of its own: it runs on loan, or waits
+    there in memory. It yields to everything.
+
+    Attributes:
+        lenders: Sessions that are swapped out for it, with their places.
+    """
+
+    __slots__ = ("is_parked", "item", "lenders", "replica", "spot")
+
+    def __init__(self, item: Item, replica: Replica, spot: Spot) -> None:
+        self.item = item
+        self.replica = replica
+        self.spot = spot
+        self.is_parked = replica.state is ReplicaState.PARKED
+        self.lenders: list[tuple[Item, Placed]] = []
+
+
 class Item:
     """A workload under planning.
 
@@ -116,11 +135,14 @@ class Item:
         held: Places kept while victims release them.
         rank: Its priority, raised by aging: for the order of starts only.
         batch: Those that wait and are alike, itself among them; None from when it changes.
+        bodies: Where pending replicas run on loan or wait in memory.
+        settled: Bodies whose place has become the workload's own in this cycle.
     """
 
     __slots__ = (
         "account",
         "batch",
+        "bodies",
         "evicted",
         "held",
         "id",
@@ -132,6 +154,7 @@ class Item:
         "priority",
         "rank",
         "running",
+        "settled",
         "shape",
         "submitted",
         "waits_for",
@@ -154,8 +177,22 @@ class Item:
         self.evicted: list[Placed] = []
         self.moved: dict[ReplicaId, Placement] = {}
         self.waits_for: list[Item] = []
+        self.bodies: list[Body] = []
+        self.settled: list[Body] = []
         self.num_succeeded = 0
         self.batch: Batch | None = None
+
+    @property
+    def home(self) -> tuple[NodeName, ...]:
+        """Nodes on which its bodies are."""
+        if not self.bodies:
+            return ()
+        return tuple([body.spot.room.node.name for body in self.bodies])
+
+    @property
+    def is_on_loan(self) -> bool:
+        """Whether it runs on lent devices: then it asks for no others meanwhile."""
+        return any(not body.is_parked for body in self.bodies)
 
     @property
     def num_missing(self) -> int:

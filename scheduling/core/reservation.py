@@ -62,6 +62,9 @@ class Reservations:
             self._shadows = _free_part(spots, item)
             self._shade(1)
 
+    def is_kept_for(self, item: Item) -> bool:
+        return self.kept is not None and item is self.kept.item
+
     def is_open_to(self, item: Item) -> bool:
         """The gang itself, and work that is predicted to end before the gang can start."""
         if self.kept is None or item is self.kept.item:
@@ -81,6 +84,15 @@ class Reservations:
             if is_open:
                 self._shrink()
                 self._shade(1)
+
+    @contextmanager
+    def lifted(self) -> Iterator[None]:
+        """Inside, the room kept is free for all."""
+        self._shade(-1)
+        try:
+            yield
+        finally:
+            self._shade(1)
 
     def would_fit_without(self, item: Item, option: Option) -> bool:
         """Whether only the room kept is in a workload's way."""

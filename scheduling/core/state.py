@@ -3,8 +3,8 @@
 What runs on the nodes has two faces. *Promised* is what the plan has given away: running replicas,
 those started now, and capacity held for claimants. *Present* is what is really there: running
 replicas and victims that have not left yet. A replica may start only where both leave room; a
-claimant may be promised what victims still occupy. The ledger holds the promised side; `_leaving`
-and `_held` per node tell the difference to the present one.
+claimant may be promised what victims still occupy. The ledger holds the promised side; `_leaving`,
+`_held` and the bodies of borrowers (`loans.py`) per node tell the difference to the present one.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from scheduling.core.admission import refusal
 from scheduling.core.demand import Item, Option, Placed, Shape, Shapes
 from scheduling.core.failing_nodes import failing_nodes, without
 from scheduling.core.ledger import Ledger
+from scheduling.core.loans import Bodies
 from scheduling.core.rooms import Ask, Load, Room, Spot
 from scheduling.core.topology import Topology, gather
 from scheduling.core.types import (
@@ -55,6 +56,14 @@ class Eviction:
     claimant: Item | None
 
 
+_THERE = (
+    ReplicaState.RUNNING,
+    ReplicaState.RELEASING,
+    ReplicaState.LENT,
+    ReplicaState.PARKED,
+)
+
+
 class State:
     """Nodes, projects and workloads, with everything decided so far taken into account."""
 
@@ -79,10 +88,12 @@ class State:
         self.items: list[Item] = []
         self.evictions: list[Eviction] = []
         self.movers: list[tuple[Item, Item]] = []
+        self.bodies = Bodies()
         self._leaving: dict[NodeName, Load] = {}
         self._held: dict[NodeName, Load] = {}
         self._leavers: dict[NodeName, list[tuple[Item, Spot]]] = {}
         self._shadows: list[tuple[Room, Load]] = []
+        self._loan_shadows: dict[NodeName, Load] | None = None
         self._kept_places: list[tuple[Item, Replica, Placement]] = []
         self.set_aside: list[tuple[Workload, str]] = []
         for workload in sorted(snapshot.workloads, key=lambda w: w.id):
@@ -91,6 +102,7 @@ class State:
                 self._set_aside(workload, problem)
             else:
                 self._add(workload)
+        self.bodies.settle(self.items, snapshot.loans)
         self.accounts.sum_up()
         self._keep_places()
         self.accounts.settle_shares()
@@ -102,7 +114,8 @@ class State:
         if workload.project not in self.accounts.by_id:
             return f"it names the project {workload.project!r}, which is not there"
         for replica in workload.replicas:
-            if replica.state in (ReplicaState.RUNNING, ReplicaState.RELEASING):
+            has_left = replica.state is ReplicaState.RELEASING and replica.placement is None
+            if replica.state in _THERE and not has_left:
                 if replica.placement is None:
                     return f"its replica {replica.id!r} runs nowhere"
                 if replica.placement.node not in self.ledger.rooms:
@@ -117,8 +130,12 @@ class State:
         self.set_aside.append((workload, problem))
         ask = Ask(workload.gpu, workload.cpu_milli, workload.memory_mib)
         for replica in workload.replicas:
-            if replica.placement is not None and replica.placement.node in self.ledger.rooms:
-                self.ledger.occupy(self._spot(ask, replica.placement), ask)
+            placement = replica.placement
+            if placement is None or placement.node not in self.ledger.rooms:
+                continue
+            if replica.state in (ReplicaState.LENT, ReplicaState.PARKED):
+                placement = Placement(placement.node, (), 0)  # its device is somebody else's
+            self.ledger.occupy(self._spot(ask, placement), ask)
 
     def _add(self, workload: Workload) -> None:
         account = self.accounts.by_id[workload.project]
@@ -163,6 +180,8 @@ class State:
             return False
         if replica.state is not ReplicaState.RELEASING:
             item.pending.append(replica)
+            if replica.placement is not None:
+                self.bodies.add(item, replica, self._spot(item.shape.ask, replica.placement))
         elif replica.placement is not None:
             self._add_leaving(item, replica)
         if replica.held is not None:
@@ -193,8 +212,10 @@ class State:
         self._leavers.setdefault(spot.room.node.name, []).append((item, spot))
 
     def leavers_from(self, spots: Iterable[Spot]) -> list[Item]:
-        """Who, told to leave before this cycle, is still where these places are."""
-        found: dict[str, Item] = {}
+        """Who, told to leave before this cycle or there on loan, is still where these places
+        are.
+        """
+        found = {item.id: item for item in self.bodies.at(spots)} if self.bodies.items else {}
         for spot in spots:
             for item, theirs in self._leavers.get(spot.room.node.name, ()):
                 if not spot.devices or set(spot.devices) & set(theirs.devices):
@@ -224,7 +245,7 @@ class State:
 
     def _keep(self, item: Item, replica: Replica, spot: Spot, amounts: Amounts) -> None:
         """Keep a place for a pending replica, or for one that is being moved to it."""
-        if replica.state is ReplicaState.PENDING:
+        if replica.state is not ReplicaState.RELEASING:
             item.pending.remove(replica)
             self._promise(item, replica, spot, amounts)
         else:
@@ -237,27 +258,90 @@ class State:
         """
         for name, leaving in self._leaving.items():
             room = self.ledger.rooms[name]
-            held = self._held.get(name) or Load(len(room.devices))
-            shadow = Load(len(room.devices))
-            shadow.cpu = max(0, leaving.cpu - held.cpu)
-            shadow.memory = max(0, leaving.memory - held.memory)
-            shadow.slots = max(0, leaving.slots - held.slots)
-            shadow.devices = [
-                max(0, mine - other)
-                for mine, other in zip(leaving.devices, held.devices, strict=True)
-            ]
-            shadow.milli = [
-                max(0, mine - other) for mine, other in zip(leaving.milli, held.milli, strict=True)
-            ]
+            shadow = _beyond(leaving, self._held.get(name) or Load(len(room.devices)))
             self._shadows.append((room, shadow))
             self.ledger.shade(room, shadow, 1)
         self.ledger.index()
+        self._loan_shadows = {}
+        for name in self.bodies.loads:
+            self._shade_loans(name)
 
     def lift_shadows(self) -> None:
         """From here on, what victims still occupy may be promised to claimants."""
         for room, shadow in self._shadows:
             self.ledger.shade(room, shadow, -1)
         self._shadows.clear()
+
+    def lift_loan_shadows(self) -> None:
+        """From here on, what borrowers occupy may be promised as if they were not there."""
+        for name, shadow in (self._loan_shadows or {}).items():
+            self.ledger.shade(self.ledger.rooms[name], shadow, -1)
+        self._loan_shadows = None
+
+    def _shade_loans(self, name: NodeName) -> None:
+        """Hide, while loan shadows are kept, what borrowers take on a node beside what is leaving
+        or held there.
+        """
+        if self._loan_shadows is None:
+            return
+        room = self.ledger.rooms[name]
+        old = self._loan_shadows.pop(name, None)
+        if old is not None:
+            self.ledger.shade(room, old, -1)
+        load, empty = self.bodies.loads[name], Load(len(room.devices))
+        leaving, held = self._leaving.get(name) or empty, self._held.get(name) or empty
+        shadow = _beyond(_beyond(_sum(load, leaving), held), _beyond(leaving, held))
+        self._loan_shadows[name] = shadow
+        self.ledger.shade(room, shadow, 1)
+
+    # Borrowers.
+
+    def lift(self, item: Item) -> None:
+        """Suppose that a borrower's bodies are not there; `lay` undoes it."""
+        self.bodies.lift(item)
+        self._reshade(item)
+
+    def lay(self, item: Item) -> None:
+        self.bodies.lay(item)
+        self._reshade(item)
+
+    def _reshade(self, item: Item) -> None:
+        for name in sorted({body.spot.room.node.name for body in item.bodies}):
+            self._shade_loans(name)
+
+    def find_at_home(self, item: Item, count: int) -> list[Spot] | None:
+        """Places, taken in the ledger, just where a borrower's next replicas run or wait."""
+        ask, spots = item.shape.ask, list[Spot]()
+        mark = self.ledger.mark()
+        for body in item.bodies[:count]:
+            spot: Spot | None = body.spot
+            if body.is_parked:
+                spot = self._spot_on(body.spot.room, ask)
+            if spot is None or not spot.is_free(ask) or not spot.room.node.is_ready:
+                self.ledger.rewind(mark)
+                return None
+            self.ledger.take(spot, ask)
+            spots.append(spot)
+        return spots
+
+    def _spot_on(self, room: Room, ask: Ask) -> Spot | None:
+        units = ask.units_per_device(room.pool.gpu_memory_mib)
+        devices = room.choose_devices(units, ask.gpu.num_devices)
+        if devices is None:
+            return None
+        left = min(WHOLE_GPU_MILLI - room.milli[device] for device in devices)
+        return Spot(room, devices, units, min(ask.milli_per_device(room.pool.gpu_memory_mib), left))
+
+    def present_load(self, room: Room) -> Load:
+        """What is on a node beyond what is promised there: victims and borrowers."""
+        empty, name = Load(len(room.devices)), room.node.name
+        return _sum(self._leaving.get(name) or empty, self.bodies.loads.get(name) or empty)
+
+    def held_load(self, room: Room) -> Load:
+        return self._held.get(room.node.name) or Load(len(room.devices))
+
+    def leaving_load(self, room: Room) -> Load:
+        return self._leaving.get(room.node.name) or Load(len(room.devices))
 
     def _load(self, loads: dict[NodeName, Load], room: Room) -> Load:
         load = loads.get(room.node.name)
@@ -273,7 +357,7 @@ class State:
         for pool in self.ledger.pools:
             pool.nodes = []
         for item in self.items:
-            item.batch, item.waits_for = None, []
+            item.batch, item.waits_for, item.bodies, item.settled = None, [], [], []
 
     # Placing.
 
@@ -358,8 +442,11 @@ class State:
 
         Present room is promised room, plus what is only held, minus what has not left yet.
         """
-        for name in {spot.room.node.name for spot in spots} & self._leaving.keys():
-            room, leaving = self.ledger.rooms[name], self._leaving[name]
+        for name in {spot.room.node.name for spot in spots}:
+            if name not in self._leaving and name not in self.bodies.loads:
+                continue
+            room = self.ledger.rooms[name]
+            leaving = self.present_load(room)
             spare = Load(len(room.devices))
             if name in self._held:
                 held = self._held[name]
@@ -427,6 +514,8 @@ class State:
         for placed in victim.replicas:
             if placed.is_new:
                 item.pending.append(placed.replica)
+                if item.settled:
+                    self.bodies.restore(item, placed.replica)
             else:
                 self._load(self._leaving, placed.spot.room).add(placed.spot, item.shape.ask)
                 item.evicted.append(placed)
@@ -457,6 +546,26 @@ class State:
         if item.num_surplus:
             return Victim(item, (item.running[-1],))
         return Victim(item, tuple(item.running), tuple(item.held))
+
+
+def _beyond(load: Load, other: Load) -> Load:
+    """What of a load is left when another is taken off, nowhere less than nothing."""
+    rest = Load(len(load.devices))
+    rest.cpu = max(0, load.cpu - other.cpu)
+    rest.memory = max(0, load.memory - other.memory)
+    rest.slots = max(0, load.slots - other.slots)
+    rest.devices = [max(0, a - b) for a, b in zip(load.devices, other.devices, strict=True)]
+    rest.milli = [max(0, a - b) for a, b in zip(load.milli, other.milli, strict=True)]
+    return rest
+
+
+def _sum(one: Load, other: Load) -> Load:
+    total = Load(len(one.devices))
+    total.cpu, total.memory = one.cpu + other.cpu, one.memory + other.memory
+    total.slots = one.slots + other.slots
+    total.devices = [a + b for a, b in zip(one.devices, other.devices, strict=True)]
+    total.milli = [a + b for a, b in zip(one.milli, other.milli, strict=True)]
+    return total
 
 
 def _name_key(replica: Replica) -> tuple[int, str]:

@@ -40,6 +40,10 @@ class ReplicaState(StrEnum):
     RELEASING = "releasing"
     """Told to stop and to return to the queue, with what runs beside it; occupies its devices."""
     SUCCEEDED = "succeeded"
+    LENT = "lent"
+    """Runs on devices that idle sessions lend; for quota and share it still waits."""
+    PARKED = "parked"
+    """Yielded a lent device: its process waits in its node's memory, without a device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +102,7 @@ class Node:
         gpu_memory_mib: Usable memory of each device.
         is_ready: False when cordoned or lost: nothing new starts, what runs there stays counted.
         failed_starts: Since the last good start there, those that the node may be to blame for.
+        swap_host_mib: Host memory set aside for what is swapped out; None is no bound.
     """
 
     name: NodeName
@@ -111,6 +116,7 @@ class Node:
     labels: Mapping[str, str] = field(default_factory=dict)
     is_ready: bool = True
     failed_starts: tuple[FailedStart, ...] = ()
+    swap_host_mib: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +178,39 @@ class EvictionCost:
 
 
 @dataclass(frozen=True, slots=True)
+class Idleness:
+    """What is known of a running session's use of its device, and of swapping it out.
+
+    Attributes:
+        since_s: Since when all signals say idle; None while it is in use, or one is missing.
+        window_s: So long it must have been idle before its device may be lent.
+        expected_left_s: How long it will stay idle from now, predicted from its owner's history;
+            None if nothing is known, and then it is not lent.
+        memory_mib: What would be copied to the host and back.
+        obstacle: Why it cannot be swapped or may not be lent: a code; empty if it can.
+        woke_s: When its device last came back to it.
+    """
+
+    since_s: float | None
+    window_s: float = 120.0
+    expected_left_s: float | None = None
+    memory_mib: int = 0
+    obstacle: str = ""
+    woke_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Loan:
+    """A session's device is lent to a training's replica. A session lends to one at a time; a
+    replica may need several lenders, of one device or of several.
+    """
+
+    lender: ReplicaId
+    borrower: ReplicaId
+    since_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Workload:
     """What a user submitted.
 
@@ -193,6 +232,7 @@ class Workload:
         expected_basis: What these predictions rest on: `time_limits`, `history`, …
         expected_run_s: How long it will run once started, by a pessimistic prediction.
         incomplete_since_s: Since when fewer than the minimum of its replicas have been running.
+        idle: For a running session whose device could be lent.
     """
 
     id: WorkloadId
@@ -220,6 +260,7 @@ class Workload:
     expected_run_s: float | None = None
     expected_basis: str = ""
     last_exit_code: int | None = None
+    idle: Idleness | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,6 +288,10 @@ class Policy:
             thousandths; 0 ignores it.
         history_window_s, history_half_life_s: Over what time past use is taken, and in what time it
             counts half; 0 does not decay. Used where the snapshot is made.
+        lends: Whether devices of idle sessions are lent at all.
+        min_resident_s: A session that has woken keeps its device at least so long.
+        lending_margin_s: So much longer than copying out and back must an idle spell be expected.
+        swap_mib_per_s: How fast device memory moves to the host and back, per node type.
     """
 
     min_runtime_s: Mapping[NodeTypeName, float] = field(default_factory=dict)
@@ -266,6 +311,10 @@ class Policy:
     history_factor_milli: int = 0
     history_window_s: float = 7 * 86400.0
     history_half_life_s: float = 0.0
+    lends: bool = True
+    min_resident_s: float = 30.0
+    lending_margin_s: float = 60.0
+    swap_mib_per_s: Mapping[NodeTypeName, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,3 +324,4 @@ class Snapshot:
     nodes: tuple[Node, ...]
     projects: tuple[Project, ...]
     workloads: tuple[Workload, ...]
+    loans: tuple[Loan, ...] = ()

@@ -22,7 +22,7 @@ from projects.models import NodeType, Project, User, WorkloadKind
 from projects.node_types import allowed_node_types
 from scheduling import relay_client
 from scheduling.core.cycle import would_start
-from scheduling.core.decisions import Hold, Reason, Start
+from scheduling.core.decisions import Hold, Lend, Reason, Start
 from scheduling.models import Node, NodeState, Phase, Workload, Zone
 from scheduling.relay_client import AgentAwayError, FieldProblem
 from scheduling.services.events import announce_workload, open_wait, record_event, wake_planner
@@ -223,11 +223,12 @@ def preview(spec: WorkloadSpec, *, owner: User) -> Preview:
     taken = take_snapshot()
     decision = would_start(taken.snapshot, taken.policy, time.time(), core_workload(row, replicas))
     name = _chosen_type(decision, spec)
-    placed = len(decision.placements) if isinstance(decision, Start) else 0
-    num_replicas = max(placed + len(decision.held), spec.min_replicas)
+    placed = 0 if isinstance(decision, Hold) else len(decision.placements)
+    held = 0 if isinstance(decision, Lend) else len(decision.held)
+    num_replicas = max(placed + held, spec.min_replicas)
     cost = _cost(spec, name)
     return Preview(
-        starts_now=isinstance(decision, Start) or bool(decision.held),
+        starts_now=not isinstance(decision, Hold) or held > 0,
         reason=reason_json(decision.reason),
         cost_per_hour=None if cost is None else num_replicas * cost,
         node_type=name,
@@ -235,8 +236,8 @@ def preview(spec: WorkloadSpec, *, owner: User) -> Preview:
     )
 
 
-def _chosen_type(decision: Start | Hold, spec: WorkloadSpec) -> str | None:
-    placements = decision.placements if isinstance(decision, Start) else decision.held
+def _chosen_type(decision: Start | Hold | Lend, spec: WorkloadSpec) -> str | None:
+    placements = decision.held if isinstance(decision, Hold) else decision.placements
     for placement in placements.values():
         return (
             Node.objects.filter(name=placement.node)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
-from scheduling.core.decisions import Evict, Hold, Move, Plan, Start
+from scheduling.core.decisions import Evict, Hold, Lend, Move, Plan, Recall, Start
 from scheduling.core.rooms import Ask
 from scheduling.core.scenario import follow
 from scheduling.core.types import (
@@ -16,6 +17,7 @@ from scheduling.core.types import (
     Placement,
     ProjectId,
     Replica,
+    ReplicaId,
     ReplicaState,
     ResourceKey,
     Snapshot,
@@ -29,6 +31,7 @@ def check_plan(snapshot: Snapshot, decided: Plan, now_s: float = 0.0) -> Snapsho
     _check_decisions(snapshot, decided)
     _check_nodes(after, (place for w in after.workloads for place in _promised(w)), "promised")
     _check_nodes(after, _present(snapshot, decided), "present")
+    _check_loans(snapshot, decided, after)
     _check_projects(snapshot, after)
     _check_gangs(snapshot, after)
     return after
@@ -37,15 +40,18 @@ def check_plan(snapshot: Snapshot, decided: Plan, now_s: float = 0.0) -> Snapsho
 def _check_decisions(snapshot: Snapshot, decided: Plan) -> None:
     workloads = {w.id: w for w in snapshot.workloads}
     waiting = {
-        w.id for w in snapshot.workloads if any(r.state is ReplicaState.PENDING for r in w.replicas)
+        w.id
+        for w in snapshot.workloads
+        if any(r.state is ReplicaState.PENDING for r in w.replicas)
+        and not any(r.state is ReplicaState.LENT for r in w.replicas)
     }
-    answers = Counter(d.workload for d in decided.decisions if isinstance(d, Start | Hold))
+    answers = Counter(d.workload for d in decided.decisions if isinstance(d, Start | Hold | Lend))
     assert set(answers) >= waiting, "a waiting workload got no answer"
     assert set(answers.values()) <= {1}, "a workload got two answers"
     for decision in decided.decisions:
         assert decision.reason.code
         assert decision.reason.message
-        if isinstance(decision, Evict | Move):
+        if isinstance(decision, Evict | Move | Recall | Lend):
             victim = workloads[decision.workload]
             assert victim.is_preemptible, f"{victim.id} must never be stopped"
             assert victim.kind is Kind.TRAINING
@@ -60,16 +66,22 @@ def _promised(workload: Workload) -> Iterator[tuple[Workload, Placement]]:
 
 
 def _present(snapshot: Snapshot, decided: Plan) -> Iterator[tuple[Workload, Placement]]:
-    """Places of what is on the nodes when the plan begins to be carried out: victims as well."""
-    started = {
-        name: place
-        for decision in decided.decisions
-        if isinstance(decision, Start)
-        for name, place in decision.placements.items()
-    }
+    """Places of what is on the nodes when the plan begins to be carried out: victims as well, and
+    borrowers, for which their lenders are swapped out.
+    """
+    begun: dict[ReplicaId, Placement] = {}
+    swapped = {loan.lender for loan in snapshot.loans}
+    for decision in decided.decisions:
+        if isinstance(decision, Start | Lend):
+            begun.update(decision.placements)
+        if isinstance(decision, Lend):
+            swapped.update(name for names in decision.lenders.values() for name in names)
     for workload in snapshot.workloads:
         for replica in workload.replicas:
-            place = started.get(replica.id, replica.placement)
+            place = begun.get(replica.id, replica.placement)
+            is_parked = replica.state is ReplicaState.PARKED and replica.id not in begun
+            if place is not None and (is_parked or replica.id in swapped):
+                place = replace(place, devices=())
             if place is not None:
                 yield workload, place
 
@@ -87,7 +99,7 @@ def _check_nodes(
     for workload, place in places:
         node = nodes[place.node]
         ask = Ask(workload.gpu, workload.cpu_milli, workload.memory_mib)
-        assert len(set(place.devices)) == workload.gpu.num_devices
+        assert len(set(place.devices)) in (workload.gpu.num_devices, 0)
         for device in place.devices:
             assert device < node.num_devices
             devices[node.name, device] += ask.units_per_device(node.gpu_memory_mib)
@@ -108,8 +120,41 @@ def _check_nodes(
         assert node.max_replicas is None or replicas[name] <= node.max_replicas
 
 
+def _check_loans(before: Snapshot, decided: Plan, after: Snapshot) -> None:
+    """Only idle sessions lend, to one at a time; every borrower lies on what its lenders hold and
+    on what nobody holds.
+    """
+    place_of = {r.id: r.placement for w in after.workloads for r in w.replicas}
+    state_of = {r.id: r.state for w in after.workloads for r in w.replicas}
+    owner = {r.id: w for w in after.workloads for r in w.replicas}
+    lenders = [loan.lender for loan in after.loans]
+    assert len(set(lenders)) == len(lenders), "a session lends twice"
+    old = {(loan.lender, loan.borrower) for loan in before.loans}
+    for loan in after.loans:
+        lender, borrower = owner[loan.lender], owner[loan.borrower]
+        assert lender.kind is Kind.INTERACTIVE
+        assert borrower.is_preemptible
+        assert state_of[loan.lender] is ReplicaState.RUNNING
+        assert state_of[loan.borrower] is ReplicaState.LENT
+        theirs, mine = place_of[loan.lender], place_of[loan.borrower]
+        assert theirs is not None
+        assert mine is not None
+        assert theirs.node == mine.node
+        assert set(theirs.devices) <= set(mine.devices), "a lender for nothing"
+        assert lender.idle is not None
+        assert lender.idle.since_s is not None, f"{lender.id} is in use and lends"
+        if (loan.lender, loan.borrower) not in old:
+            assert not lender.idle.obstacle
+    num_lenders = Counter(loan.borrower for loan in after.loans)
+    borrowers = [name for name, state in state_of.items() if state is ReplicaState.LENT]
+    assert all(num_lenders[name] for name in borrowers if state_of[name] is ReplicaState.LENT)
+    for name in decided.not_lent:
+        workload = next(w for w in before.workloads if w.id == name)
+        assert workload.idle is not None
+
+
 def sums(
-    snapshot: Snapshot, *, only_steady: bool = False
+    snapshot: Snapshot, *, only_steady: bool = False, with_loans: bool = False
 ) -> dict[tuple[ProjectId, ResourceKey], int]:
     """What every project and department holds, summed up anew from what runs."""
     nodes = {node.name: node for node in snapshot.nodes}
@@ -118,7 +163,14 @@ def sums(
     for workload in snapshot.workloads:
         if only_steady and workload.is_preemptible:
             continue
-        for _, place in _promised(workload):
+        places = [place for _, place in _promised(workload)]
+        if with_loans:
+            places += [
+                r.placement
+                for r in workload.replicas
+                if r.state is ReplicaState.LENT and r.placement is not None
+            ]
+        for place in places:
             project: ProjectId | None = workload.project
             while project is not None:
                 totals[project, CPU] += workload.cpu_milli
@@ -131,7 +183,7 @@ def sums(
 
 def _check_projects(before: Snapshot, after: Snapshot) -> None:
     """Nobody is brought over a limit, nor work that is never stopped over a quota."""
-    was, now = sums(before), sums(after)
+    was, now = sums(before, with_loans=True), sums(after, with_loans=True)
     was_steady, now_steady = sums(before, only_steady=True), sums(after, only_steady=True)
     for project in after.projects:
         for key, share in project.shares.items():

@@ -10,6 +10,7 @@ from scheduling.core.types import (
     MEMORY,
     UNCOUNTED,
     GpuRequest,
+    Idleness,
     Kind,
     Node,
     NodeName,
@@ -152,4 +153,68 @@ def shuffled(random: Random, snapshot: Snapshot) -> Snapshot:
     ]
     for part in (nodes, projects, workloads):
         random.shuffle(part)
-    return Snapshot(tuple(nodes), tuple(projects), tuple(workloads))
+    loans = list(snapshot.loans)
+    random.shuffle(loans)
+    return Snapshot(tuple(nodes), tuple(projects), tuple(workloads), tuple(loans))
+
+
+def rest(random: Random, snapshot: Snapshot, now_s: float) -> Snapshot:
+    """Some sessions fall idle, some are used again: their borrowers have yielded by now."""
+    woken: set[ReplicaId] = set()
+
+    def after(workload: Workload) -> Workload:
+        if workload.kind is not Kind.INTERACTIVE:
+            return workload
+        idle = None
+        if any(r.state is ReplicaState.RUNNING for r in workload.replicas):
+            if random.random() < 0.6:
+                idle = Idleness(
+                    since_s=now_s - random.choice((10.0, 500.0, 500.0)),
+                    expected_left_s=random.choice((5.0, 300.0, 4000.0)),
+                    memory_mib=random.choice((0, 2000, 9000)),
+                    obstacle=random.choice(("", "", "", "uses_managed_memory")),
+                )
+            else:
+                idle = Idleness(None)
+                woken.update(r.id for r in workload.replicas)
+        if workload.idle is not None and any(
+            loan.lender in {r.id for r in workload.replicas} - woken for loan in snapshot.loans
+        ):
+            return workload
+        return replace(workload, idle=idle)
+
+    workloads = [after(workload) for workload in snapshot.workloads]
+    yielded = {loan.borrower for loan in snapshot.loans if loan.lender in woken}
+    is_parked = random.random() < 0.5
+
+    def back(workload: Workload) -> Workload:
+        if not yielded & {r.id for r in workload.replicas}:
+            return workload
+        return replace(
+            workload,
+            replicas=tuple(
+                r
+                if r.state is not ReplicaState.LENT
+                else replace(r, state=ReplicaState.PARKED)
+                if is_parked
+                else Replica(r.id, ReplicaState.PENDING)
+                for r in workload.replicas
+            ),
+        )
+
+    workloads = [back(workload) for workload in workloads]
+    on_loan = {r.id for w in workloads for r in w.replicas if r.state is ReplicaState.LENT}
+    return replace(
+        snapshot,
+        workloads=tuple(workloads),
+        loans=tuple(loan for loan in snapshot.loans if loan.borrower in on_loan),
+    )
+
+
+def close_loans(snapshot: Snapshot) -> Snapshot:
+    """Once workloads have left: loans of which one side is gone are over."""
+    there = {r.id for w in snapshot.workloads for r in w.replicas}
+    return replace(
+        snapshot,
+        loans=tuple(loan for loan in snapshot.loans if {loan.lender, loan.borrower} <= there),
+    )

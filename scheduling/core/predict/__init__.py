@@ -1,1 +1,1 @@
-"""Predictions: when what waits will start."""
+"""Predictions from what was seen: when what waits will start, how long what idles stays idle."""

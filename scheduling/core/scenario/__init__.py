@@ -5,8 +5,9 @@ one through `plan` as production would, cycle after cycle. Pure: the command `re
 files.
 """
 
+from scheduling.core.scenario.following import follow
 from scheduling.core.scenario.reading import Expected, Scenario, load_scenario, load_scenarios
-from scheduling.core.scenario.running import Outcome, Result, follow, run_scenario
+from scheduling.core.scenario.running import Outcome, Result, run_scenario
 from scheduling.core.scenario.writing import export_scenario
 
 __all__ = [

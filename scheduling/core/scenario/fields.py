@@ -13,10 +13,13 @@ from scheduling.core.types import (
     EvictionCost,
     FailedStart,
     GpuRequest,
+    Idleness,
+    Loan,
     NodeTypeName,
     Policy,
     Project,
     ProjectId,
+    ReplicaId,
     ResourceKey,
     Share,
     WorkloadId,
@@ -146,6 +149,30 @@ def eviction_cost(entry: JsonObject) -> EvictionCost:
     return cost
 
 
+def idleness(entry: JsonObject) -> Idleness:
+    default = Idleness(None)
+    idle = Idleness(
+        since_s=optional_number(entry, "since_s"),
+        window_s=entry.number("window_s", 0) if entry.has("window_s") else default.window_s,
+        expected_left_s=optional_number(entry, "expected_left_s"),
+        memory_mib=entry.integer("memory_mib", 0) if entry.has("memory_mib") else 0,
+        obstacle=optional_text(entry, "obstacle"),
+        woke_s=optional_number(entry, "woke_s"),
+    )
+    entry.close()
+    return idle
+
+
+def loan(entry: JsonObject) -> Loan:
+    made = Loan(
+        lender=ReplicaId(entry.text("lender")),
+        borrower=ReplicaId(entry.text("borrower")),
+        since_s=entry.number("since_s") if entry.has("since_s") else 0.0,
+    )
+    entry.close()
+    return made
+
+
 def read_policy(entry: JsonObject) -> Policy:
     default = Policy()
 
@@ -166,6 +193,10 @@ def read_policy(entry: JsonObject) -> Policy:
             NodeTypeName(name): table.choice(name, ("bin_pack", "spread"))
             for name, _ in table.entries()
         }
+    swap_rates: dict[NodeTypeName, float] = {}
+    if entry.has("swap_mib_per_s"):
+        table = entry.child("swap_mib_per_s")
+        swap_rates = {NodeTypeName(name): table.number(name, 1) for name, _ in table.entries()}
     policy = Policy(
         min_runtime_s=min_runtime,
         placement=placement,
@@ -184,6 +215,10 @@ def read_policy(entry: JsonObject) -> Policy:
         history_factor_milli=whole("history_factor_milli", default.history_factor_milli),
         history_window_s=amount("history_window_s", default.history_window_s),
         history_half_life_s=amount("history_half_life_s", default.history_half_life_s),
+        lends=entry.truth("lends") if entry.has("lends") else default.lends,
+        min_resident_s=amount("min_resident_s", default.min_resident_s),
+        lending_margin_s=amount("lending_margin_s", default.lending_margin_s),
+        swap_mib_per_s=swap_rates,
     )
     entry.close()
     return policy

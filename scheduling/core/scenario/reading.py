@@ -9,12 +9,15 @@ from dataclasses import dataclass, field, replace
 
 from scheduling.core.errors import ScenarioError
 from scheduling.core.rooms import Ask
+from scheduling.core.scenario.activity import read_activity
 from scheduling.core.scenario.fields import (
     check_ancestors,
     eviction_cost,
     failed_starts,
     gpu_request,
+    idleness,
     labels,
+    loan,
     node_types,
     optional_number,
     optional_text,
@@ -23,9 +26,11 @@ from scheduling.core.scenario.fields import (
     read_project,
 )
 from scheduling.core.scenario.json_object import JsonObject, shown
+from scheduling.core.scenario.swapping import Activity
 from scheduling.core.types import (
     WHOLE_GPU_MILLI,
     Kind,
+    Loan,
     Node,
     NodeName,
     Placement,
@@ -42,7 +47,7 @@ from scheduling.core.types import (
 )
 
 FORMAT = "scenario/1"
-OUTCOMES = ("kept", "moved", "evicted", "placed", "waits")
+OUTCOMES = ("kept", "moved", "evicted", "placed", "waits", "lent", "recalled")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +59,24 @@ class Expected:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpectedLoan:
+    """A loan that should be made during the activity; `to_s` None: it goes on at the end."""
+
+    lender: WorkloadId
+    borrower: WorkloadId
+    from_s: float
+    to_s: float | None
+    ended_by: str
+
+
+@dataclass(frozen=True, slots=True)
 class Scenario:
     """A scenario as read.
 
     Attributes:
         expected: Per replica; None where the file has no `expect`.
+        activity: Runs in virtual time instead of the cycles.
+        expected_loans: None where the file expects nothing of them.
     """
 
     id: str
@@ -69,6 +87,12 @@ class Scenario:
     cycles: int = 2
     stable_cycles: int = 5
     expected: Mapping[ReplicaId, Expected] | None = None
+    activity: Activity | None = None
+    expected_loans: tuple[ExpectedLoan, ...] | None = None
+
+    @property
+    def expects_nothing(self) -> bool:
+        return self.expected is None and self.expected_loans is None
 
 
 def load_scenario(data: object) -> Scenario:
@@ -120,15 +144,28 @@ class _Reader:
             self._node(JsonObject(value, path))
         projects = self._projects()
         workloads = self._workloads({project.id for project in projects})
+        loans = self._loans(workloads)
         now_s = root.number("now_s") if root.has("now_s") else 0.0
         policy = read_policy(root.child("policy")) if root.has("policy") else Policy()
         cycles = root.integer("cycles", 1) if root.has("cycles") else 2
         stable_cycles = root.integer("stable_cycles", 0) if root.has("stable_cycles") else 5
-        expected = self._expected() if root.has("expect") else None
+        activity = None
+        if root.has("activity"):
+            activity = read_activity(root.child("activity"), [w.id for w in workloads], now_s)
+        expected, expected_loans = self._expected() if root.has("expect") else (None, None)
         root.close()
-        snapshot = Snapshot(tuple(self._nodes.values()), tuple(projects), tuple(workloads))
+        snapshot = Snapshot(tuple(self._nodes.values()), tuple(projects), tuple(workloads), loans)
         return Scenario(
-            scenario_id, about, snapshot, policy, now_s, cycles, stable_cycles, expected
+            id=scenario_id,
+            about=about,
+            snapshot=snapshot,
+            policy=policy,
+            now_s=now_s,
+            cycles=cycles,
+            stable_cycles=stable_cycles,
+            expected=expected,
+            activity=activity,
+            expected_loans=expected_loans,
         )
 
     def _node(self, entry: JsonObject) -> None:
@@ -149,6 +186,9 @@ class _Reader:
             labels=labels(entry.child("labels")) if entry.has("labels") else {},
             is_ready=entry.truth("ready") if entry.has("ready") else True,
             failed_starts=failed_starts(entry),
+            swap_host_mib=entry.optional_integer("swap_host_mib", 0)
+            if entry.has("swap_host_mib")
+            else None,
         )
         entry.close()
         self._nodes[name] = node
@@ -243,6 +283,7 @@ class _Reader:
             eviction_cost=eviction_cost(entry.child("eviction_cost"))
             if entry.has("eviction_cost")
             else None,
+            idle=idleness(entry.child("idle")) if entry.has("idle") else None,
         )
 
     def _place(self, raw: _RawReplica, workload: Workload) -> None:
@@ -254,12 +295,39 @@ class _Reader:
             free = self._free.get(spot.node)
             if free is None:
                 raise spot.entry.fail("node", f"there is no node {spot.node!r}")
-            spot.placement = free.take(spot, ask, is_held=spot is raw.held)
+            is_promised = raw.state not in (ReplicaState.LENT, ReplicaState.PARKED)
+            spot.placement = free.take(spot, ask, is_held=spot is raw.held or not is_promised)
 
-    def _expected(self) -> dict[ReplicaId, Expected]:
+    def _loans(self, workloads: list[Workload]) -> tuple[Loan, ...]:
+        """Each between a session that runs and a replica that is there on loan."""
+        if not self._root.has("loans"):
+            return ()
+        states = {replica.id: replica.state for w in workloads for replica in w.replicas}
+        sessions = {r.id for w in workloads if w.kind is Kind.INTERACTIVE for r in w.replicas}
+        found: list[Loan] = []
+        for value, path in self._root.items("loans"):
+            entry = JsonObject(value, path)
+            made = loan(entry)
+            if made.lender not in sessions or states[made.lender] is not ReplicaState.RUNNING:
+                raise entry.fail("lender", f"{made.lender!r} is no session that runs")
+            if states.get(made.borrower) is not ReplicaState.LENT:
+                raise entry.fail("borrower", f"{made.borrower!r} is no replica on loan")
+            if any(other.lender == made.lender for other in found):
+                raise entry.fail("lender", f"{made.lender!r} lends already")
+            found.append(made)
+        return tuple(found)
+
+    def _expected(self) -> tuple[dict[ReplicaId, Expected], tuple[ExpectedLoan, ...] | None]:
         expect = self._root.child("expect")
         replicas = expect.child("replicas")
+        loans = None
+        if expect.has("loans"):
+            entries = [JsonObject(value, path) for value, path in expect.items("loans")]
+            loans = tuple(_expected_loan(entry) for entry in entries)
         expect.close()
+        return self._expected_replicas(replicas), loans
+
+    def _expected_replicas(self, replicas: JsonObject) -> dict[ReplicaId, Expected]:
         result = {}
         for name, value in replicas.entries():
             if name not in self._replicas:
@@ -273,6 +341,18 @@ class _Reader:
             )
             entry.close()
         return result
+
+
+def _expected_loan(entry: JsonObject) -> ExpectedLoan:
+    expected = ExpectedLoan(
+        lender=WorkloadId(entry.text("lender")),
+        borrower=WorkloadId(entry.text("borrower")),
+        from_s=entry.number("from_s"),
+        to_s=optional_number(entry, "to_s"),
+        ended_by=optional_text(entry, "ended_by"),
+    )
+    entry.close()
+    return expected
 
 
 class _RawSpot:
@@ -296,7 +376,8 @@ class _RawReplica:
         self.started_s = entry.number("started_s") if entry.has("started_s") else 0.0
         # One that has left before the rest of its gang has no place any more.
         has_left = self.state is ReplicaState.RELEASING and not entry.has("node")
-        is_placed = self.state in (ReplicaState.RUNNING, ReplicaState.RELEASING) and not has_left
+        is_placed = self.state not in (ReplicaState.PENDING, ReplicaState.SUCCEEDED)
+        is_placed = is_placed and not has_left
         self.placed = _RawSpot(entry) if is_placed else None
         self.held: _RawSpot | None = None
         may_be_held = self.state in (ReplicaState.PENDING, ReplicaState.RELEASING)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from scheduling.core.cycle import plan
-from scheduling.core.decisions import Evict, Hold, Move, Plan, Reason, Start
-from scheduling.core.failing_nodes import without
-from scheduling.core.scenario.reading import Expected, Scenario
+from scheduling.core.decisions import Evict, Move, Plan, Reason, Recall
+from scheduling.core.scenario.following import follow
+from scheduling.core.scenario.reading import Expected, ExpectedLoan, Scenario
+from scheduling.core.scenario.swapping import LoanRecord, SwappingZone
 from scheduling.core.types import (
     CPU,
     MEMORY,
@@ -40,7 +41,8 @@ class Result:
         passed: None where nothing is expected.
         differences: A sentence for each replica that fared otherwise, and one if the end is not
             stable.
-        reasons: For every workload with a replica that waits or was evicted.
+        reasons: For every workload with a replica that waits, borrows, or was stopped.
+        loans: What was lent during the scenario's activity.
     """
 
     id: str
@@ -51,78 +53,52 @@ class Result:
     reasons: Mapping[WorkloadId, Reason]
     fair_share_milli: Mapping[ProjectId, int]
     end: Snapshot
+    loans: Sequence[LoanRecord] = ()
 
 
 def run_scenario(scenario: Scenario) -> Result:
-    """Run all cycles, then the stable ones, which must change nothing."""
-    snapshot = scenario.snapshot
+    """Run all cycles, or the activity, then the stable cycles, which must change nothing."""
+    snapshot, now_s = scenario.snapshot, scenario.now_s
     plans: list[Plan] = []
-    for _ in range(scenario.cycles):
-        plans.append(plan(snapshot, scenario.policy, scenario.now_s))
-        snapshot = follow(snapshot, plans[-1], scenario.now_s)
+    loans: Sequence[LoanRecord] = ()
+    if scenario.activity is not None:
+        zone = SwappingZone(snapshot, scenario.policy, scenario.activity, now_s)
+        zone.run(plans.append)
+        snapshot, now_s, loans = zone.snapshot, zone.now_s, zone.records()
+    else:
+        for _ in range(scenario.cycles):
+            plans.append(plan(snapshot, scenario.policy, now_s))
+            snapshot = follow(snapshot, plans[-1], now_s)
     end = snapshot
     places = _places(end)
     change = ""
     for number in range(scenario.stable_cycles):
-        plans.append(plan(snapshot, scenario.policy, scenario.now_s))
-        snapshot = follow(snapshot, plans[-1], scenario.now_s)
+        plans.append(plan(snapshot, scenario.policy, now_s))
+        snapshot = follow(snapshot, plans[-1], now_s)
         change = change or _change(places, _places(snapshot), number + 1)
     replicas = _outcomes(scenario.snapshot, end)
-    differences = [*_differences(scenario.expected or {}, replicas), *([change] if change else [])]
+    differences = [
+        *_differences(scenario.expected or {}, replicas),
+        *_loan_differences(scenario.expected_loans, loans),
+        *([change] if change else []),
+    ]
     return Result(
         id=scenario.id,
-        passed=None if scenario.expected is None else not differences,
+        passed=None if scenario.expects_nothing else not differences,
         is_stable=not change,
         differences=tuple(differences),
         replicas=replicas,
         reasons=_reasons(scenario.snapshot, replicas, plans),
         fair_share_milli=_fair_shares(plans[-1]),
         end=end,
-    )
-
-
-def follow(snapshot: Snapshot, decided: Plan, now_s: float) -> Snapshot:
-    """The snapshot after a plan was carried out and all victims have gone."""
-    placed: dict[ReplicaId, Placement] = {}
-    held: dict[ReplicaId, Placement] = {}
-    gone: set[ReplicaId] = set()
-    for decision in decided.decisions:
-        match decision:
-            case Start():
-                placed.update(decision.placements)
-                held.update(decision.held)
-            case Hold():
-                held.update(decision.held)
-            case Evict():
-                gone.update(decision.replicas)
-            case Move():
-                gone.update(decision.placements)
-                held.update(decision.placements)
-
-    def after(replica: Replica) -> Replica:
-        if replica.id in placed:
-            return Replica(replica.id, ReplicaState.RUNNING, placed[replica.id], started_s=now_s)
-        stays = replica.state is ReplicaState.RUNNING and replica.id not in gone
-        if stays or replica.state is ReplicaState.SUCCEEDED:
-            return replica
-        place = held.get(replica.id)
-        if place is None and replica.state is ReplicaState.RELEASING:
-            place = replica.held
-        return Replica(replica.id, ReplicaState.PENDING, None, place, replica.started_s)
-
-    return replace(
-        snapshot,
-        nodes=without(snapshot.nodes, decided.cordons),
-        workloads=tuple(
-            replace(workload, replicas=tuple(after(replica) for replica in workload.replicas))
-            for workload in snapshot.workloads
-        ),
+        loans=loans,
     )
 
 
 def _place(replica: Replica) -> Placement | None:
     """Where a replica is, or will be as soon as victims have gone."""
-    return replica.placement if replica.state is ReplicaState.RUNNING else replica.held
+    is_there = replica.state in (ReplicaState.RUNNING, ReplicaState.LENT)
+    return replica.placement if is_there else replica.held
 
 
 def _places(snapshot: Snapshot) -> dict[ReplicaId, Placement | None]:
@@ -141,19 +117,29 @@ def _change(
 
 
 def _outcomes(start: Snapshot, end: Snapshot) -> dict[ReplicaId, Outcome]:
-    before = {replica.id: replica for w in start.workloads for replica in w.replicas}
-    return {
-        replica.id: Outcome(_outcome(before[replica.id], replica), _place(replica))
-        for w in end.workloads
-        for replica in w.replicas
-    }
+    """What ended meanwhile ran to its end: it was kept, or placed."""
+    after = {replica.id: replica for w in end.workloads for replica in w.replicas}
+    outcomes = {}
+    for workload in start.workloads:
+        for replica in workload.replicas:
+            last = after.get(replica.id)
+            if last is None:
+                is_old = replica.state in (ReplicaState.RUNNING, ReplicaState.SUCCEEDED)
+                outcomes[replica.id] = Outcome("kept" if is_old else "placed", None)
+            else:
+                outcomes[replica.id] = Outcome(_outcome(replica, last), _place(last))
+    return outcomes
 
 
 def _outcome(start: Replica, end: Replica) -> str:
     place = _place(end)
+    if end.state is ReplicaState.LENT:
+        return "kept" if start.state is ReplicaState.LENT else "lent"
+    if start.state is ReplicaState.LENT and place is None:
+        return "recalled"
     if start.state is ReplicaState.SUCCEEDED:
         return "kept"
-    if start.state is ReplicaState.RUNNING and start.placement is not None:
+    if start.state in (ReplicaState.RUNNING, ReplicaState.LENT) and start.placement is not None:
         if place is None:
             return "evicted"
         return "kept" if place.node == start.placement.node else "moved"
@@ -174,6 +160,17 @@ def _differences(
     return differences
 
 
+def _loan_differences(
+    expected: Sequence[ExpectedLoan] | None, loans: Sequence[LoanRecord]
+) -> list[str]:
+    if expected is None:
+        return []
+    got = [ExpectedLoan(r.lender, r.borrower, r.from_s, r.to_s, r.ended_by) for r in loans]
+    return [f"loan {one} expected" for one in expected if one not in got] + [
+        f"loan {one} not expected" for one in got if one not in expected
+    ]
+
+
 def _reasons(
     start: Snapshot, replicas: Mapping[ReplicaId, Outcome], plans: list[Plan]
 ) -> dict[WorkloadId, Reason]:
@@ -182,16 +179,16 @@ def _reasons(
     evicted: dict[WorkloadId, Reason] = {}
     for decided in plans:
         for decision in decided.decisions:
-            if isinstance(decision, Evict | Move):
+            if isinstance(decision, Evict | Move | Recall):
                 evicted[decision.workload] = decision.reason
             else:
                 latest[decision.workload] = decision.reason
     result = {}
     for workload in start.workloads:
         outcomes = {replicas[replica.id].outcome for replica in workload.replicas}
-        if "evicted" in outcomes and workload.id in evicted:
+        if outcomes & {"evicted", "recalled"} and workload.id in evicted:
             result[workload.id] = evicted[workload.id]
-        elif outcomes & {"waits", "evicted"}:
+        elif outcomes & {"waits", "evicted", "recalled", "lent"}:
             result[workload.id] = latest[workload.id]
     return result
 

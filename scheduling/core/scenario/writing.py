@@ -10,6 +10,7 @@ from scheduling.core.types import (
     MEMORY,
     UNCOUNTED,
     WHOLE_GPU_MILLI,
+    Idleness,
     Node,
     Placement,
     Policy,
@@ -36,6 +37,11 @@ def export_scenario(
     file["nodes"] = [_node(node) for node in snapshot.nodes]
     file["projects"] = [_project(project) for project in snapshot.projects]
     file["workloads"] = [_workload(workload) for workload in snapshot.workloads]
+    if snapshot.loans:
+        file["loans"] = [
+            {"lender": loan.lender, "borrower": loan.borrower, "since_s": loan.since_s}
+            for loan in snapshot.loans
+        ]
     return file
 
 
@@ -58,6 +64,10 @@ def _policy(policy: Policy) -> Json:
         "history_factor_milli": policy.history_factor_milli,
         "history_window_s": policy.history_window_s,
         "history_half_life_s": policy.history_half_life_s,
+        "lends": policy.lends,
+        "min_resident_s": policy.min_resident_s,
+        "lending_margin_s": policy.lending_margin_s,
+        "swap_mib_per_s": dict(policy.swap_mib_per_s),
     }
 
 
@@ -73,6 +83,8 @@ def _node(node: Node) -> Json:
         "node_type": node.node_type,
         "ready": node.is_ready,
     }
+    if node.swap_host_mib is not None:
+        entry["swap_host_mib"] = node.swap_host_mib
     if node.labels:
         entry["labels"] = dict(node.labels)
     if node.failed_starts:
@@ -128,6 +140,8 @@ def _workload(workload: Workload) -> Json:
         "node_types": None if workload.node_types is None else list(workload.node_types),
         "replicas": [_replica(replica) for replica in workload.replicas],
     }
+    if workload.idle is not None:
+        entry["idle"] = _idleness(workload.idle)
     entry |= _history(workload)
     return entry
 
@@ -161,6 +175,17 @@ def _history(workload: Workload) -> Mapping[str, object]:
             "lost_progress_s": workload.eviction_cost.lost_progress_s,
         }
     return entry
+
+
+def _idleness(idle: Idleness) -> Json:
+    return {
+        "since_s": idle.since_s,
+        "window_s": idle.window_s,
+        "expected_left_s": idle.expected_left_s,
+        "memory_mib": idle.memory_mib,
+        "obstacle": idle.obstacle,
+        "woke_s": idle.woke_s,
+    }
 
 
 def _replica(replica: Replica) -> Json:

@@ -4,6 +4,7 @@ Needs neither database nor clock, so that a bad decision can be sent on as a fil
 anywhere. `--export` is the other half: a recorded cycle, printed as such a file.
 """
 
+import dataclasses
 import json
 import sys
 from argparse import ArgumentParser
@@ -95,6 +96,7 @@ def _line(result: Result) -> str:
 
 
 def _as_json(result: Result) -> dict[str, object]:
+    loans = [dataclasses.asdict(loan) for loan in result.loans]
     return {
         "id": result.id,
         "passed": result.passed,
@@ -112,4 +114,5 @@ def _as_json(result: Result) -> dict[str, object]:
             for name, reason in result.reasons.items()
         },
         "fair_share_milli": dict(result.fair_share_milli),
+        **({"loans": loans} if loans else {}),
     }
