@@ -14,6 +14,7 @@ from django.db.models import Sum
 
 from projects.models import GpuQuota, NodeType, Project, WorkloadKind
 from scheduling.models import Allocation, Device, Node, NodeState, ProjectUsage
+from scheduling.texts.mechanisms import describe_fraction
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,13 +22,14 @@ class NodeCapacity:
     """One node: what it has, and what of it nobody holds.
 
     Attributes:
+        fraction_text: How it holds a fraction, a sentence; empty without a GPU.
         free_gpu_milli: Per healthy device, in order of index.
     """
 
     name: str
     is_ready: bool
     is_simulated: bool
-    fraction_mechanism: str
+    fraction_text: str
     num_devices: int
     gpu_memory_mib: int
     cpu_milli: int
@@ -87,9 +89,9 @@ class Supply:
         return sum(node.free_memory_mib for node in self.ready)
 
     @property
-    def fraction_mechanisms(self) -> tuple[str, ...]:
-        """How its nodes hold a fraction, in the agents' words."""
-        return tuple(sorted({n.fraction_mechanism for n in self.nodes if n.fraction_mechanism}))
+    def fraction_texts(self) -> tuple[str, ...]:
+        """How its nodes hold a fraction, in sentences."""
+        return tuple(sorted({node.fraction_text for node in self.nodes if node.fraction_text}))
 
 
 def supplies(node_types: Iterable[NodeType] | None = None) -> list[Supply]:
@@ -134,7 +136,9 @@ def _capacity(node: Node, devices: Sequence[_Gpu], held: tuple[int, int]) -> Nod
         name=node.name,
         is_ready=node.state == NodeState.READY,
         is_simulated=node.is_simulated,
-        fraction_mechanism=node.fraction_mechanism,
+        fraction_text=describe_fraction(
+            node.fraction_mechanism, node.fraction_note, shares_time=node.shares_gpu_time
+        ),
         num_devices=len(devices),
         gpu_memory_mib=min((device.memory_mib for device in devices), default=0),
         cpu_milli=node.cpu_milli,

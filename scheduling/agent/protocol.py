@@ -224,7 +224,8 @@ class NodeReport:
             says what is lacking.
         labels: Matched against the node types' selectors, e.g. `{"allot/node-type": "t4"}`.
         fraction_mechanism, swap_mechanism: How fractions are held and sessions swapped here; empty
-            without a GPU. The notes are codes that say why this one.
+            without a GPU. The notes are codes that say why this one (`fraction.mechanism`).
+        shares_gpu_time: Whether sessions get time of a device in proportion to their fractions.
     """
 
     name: str
@@ -238,6 +239,7 @@ class NodeReport:
     fraction_mechanism: str = ""
     driver: str = ""
     fraction_note: str = ""
+    shares_gpu_time: bool = False
     swap_mechanism: str = ""
     swap_note: str = ""
 

@@ -95,14 +95,11 @@ def _fraction_notes(spec: WorkloadSpec, supply: Supply) -> Iterator[str]:
     if milli is None or milli >= 1000:
         return
     if supply.is_simulated:
-        yield _("%(type)s is simulated: the share is shown, not enforced by a driver.") % {
+        yield _("%(type)s is simulated: its driver is, and the share holds as on a real one.") % {
             "type": supply.node_type
         }
-    elif supply.fraction_mechanisms:
-        yield _("%(type)s holds the share by: %(mechanism)s.") % {
-            "type": supply.node_type,
-            "mechanism": ", ".join(supply.fraction_mechanisms),
-        }
-    yield _("The share caps GPU memory at %(memory)s; compute is shared by time.") % {
+    else:
+        yield from supply.fraction_texts
+    yield _("The share caps GPU memory at %(memory)s.") % {
         "memory": formats.memory(memory_mib * milli // 1000)
     }

@@ -114,6 +114,10 @@ def _record_node(
         "is_isolated": seen.is_isolated,
         "isolation_note": seen.isolation_note[:500],
         "fraction_mechanism": seen.fraction_mechanism[:200],
+        "fraction_note": seen.fraction_note[:40],
+        "shares_gpu_time": seen.shares_gpu_time,
+        "swap_mechanism": seen.swap_mechanism[:40],
+        "swap_note": seen.swap_note[:40],
         "driver": seen.driver[:40],
     }
     if node is None:

@@ -20,6 +20,7 @@ from scheduling.live import NODES_TOPIC
 from scheduling.models import Allocation, Device, DeviceAllocation, Node
 from scheduling.selectors import DEVICE_MILLI, NOTHING_THERE, OnNode, gpu_bar, on_nodes
 from scheduling.services.claims import GIVEN_UP_AFTER_S, rival_of
+from scheduling.texts import mechanisms
 from scheduling.views import bands
 from scheduling.views.charts import node_charts, range_of
 from scheduling.views.pages import PageRequest, page
@@ -120,6 +121,10 @@ def node(request: PageRequest, name: str) -> HttpResponse:
         "cards": _cards(devices, allocations, visible),
         "without_gpu": [item for item in allocations if not item.gpu_milli],
         "visible": visible,
+        "fraction_text": mechanisms.describe_fraction(
+            row.fraction_mechanism, row.fraction_note, shares_time=row.shares_gpu_time
+        ),
+        "swap_text": mechanisms.describe_swap(row.swap_mechanism, row.swap_note),
         "cpu_bar": _cpu_bar(row, cpu),
         "memory_bar": _memory_bar(row, memory),
         "range": chosen,

@@ -540,8 +540,8 @@ def test_the_pane_says_that_it_starts_and_what_it_costs(vera: Client) -> None:
     # A third of 45, two cores at 2, two GiB at 1.
     assert "20.98" in text
     assert "0.3333 is counted as 0.333" in text
-    assert "simulated: the share is shown, not enforced by a driver" in text
-    assert "caps GPU memory at 4.9 GiB; compute is shared by time" in text.replace("\xa0", " ")
+    assert "simulated: its driver is, and the share holds as on a real one" in text
+    assert "caps GPU memory at 4.9 GiB." in text.replace("\xa0", " ")
     assert "8 / 8" in text
     assert not Workload.objects.exists()
 

@@ -118,6 +118,10 @@ class NodeSchema(serializers.ModelSerializer[Node]):
             "is_isolated",
             "isolation_note",
             "fraction_mechanism",
+            "fraction_note",
+            "shares_gpu_time",
+            "swap_mechanism",
+            "swap_note",
             "driver",
             "last_report_at",
         )
