@@ -21,6 +21,8 @@ from typing import Any, Protocol
 _REPOSITORY = Path(__file__).resolve().parents[3]
 # A call of the driver may take minutes (80 GiB over a slow bus), a look at a state 5 s.
 _MOVE_TIMEOUT_S, _LOOK_TIMEOUT_S = 600.0, 15.0
+# Long enough for a process that does nothing to end.
+_CLOSE_TIMEOUT_S = 1.0
 
 
 class ProcessState(IntEnum):
@@ -109,6 +111,7 @@ class Mover:
         self._lock_path = lock_path
         self._mutex = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
+        self._listener: threading.Thread | None = None
         self._waiting: dict[int, Future[Any]] = {}
         self._number = 0
 
@@ -157,6 +160,8 @@ class Mover:
             if self._process is not None and self._process.stdin is not None:
                 with suppress(OSError):
                     self._process.stdin.close()
+        if self._listener is not None:
+            self._listener.join(_CLOSE_TIMEOUT_S)
 
     # ------------------------------------------------------------------ the process
 
@@ -200,25 +205,33 @@ class Mover:
             # Ctrl-C is for the agent; a move that has begun goes on.
             start_new_session=True,
         )
-        threading.Thread(
+        self._listener = threading.Thread(
             target=self._listen, args=(self._process,), name="mover", daemon=True
-        ).start()
+        )
+        self._listener.start()
         return self._process
 
     def _listen(self, process: subprocess.Popen[bytes]) -> None:
         assert process.stdout is not None
-        for line in process.stdout:
-            number, code, answer = json.loads(line)
-            with self._mutex:
-                future = self._waiting.pop(number, None)
-            if future is None:
-                continue
-            if code is None:
-                future.set_result(answer)
-            else:
-                future.set_exception(DriverError(answer[0], code, answer[1]))
+        with process.stdout:
+            for line in process.stdout:
+                self._take(line)
         process.wait()
+        if process.stdin is not None:
+            with suppress(OSError):
+                process.stdin.close()
         with self._mutex:
             lost, self._waiting = self._waiting, {}
         for future in lost.values():
             future.set_exception(DriverError("mover", 0, "the process that moves memory has died"))
+
+    def _take(self, line: bytes) -> None:
+        number, code, answer = json.loads(line)
+        with self._mutex:
+            future = self._waiting.pop(number, None)
+        if future is None:
+            return
+        if code is None:
+            future.set_result(answer)
+        else:
+            future.set_exception(DriverError(answer[0], code, answer[1]))

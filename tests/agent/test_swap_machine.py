@@ -1,0 +1,470 @@
+"""One attempt's device memory, over the fake driver: out and back, all processes or none."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from config.env import REPOSITORY
+from scheduling.agent.fraction.region import State
+from scheduling.agent.swap import machine as rules
+from scheduling.agent.swap.machine import LostError, Machine, NoRoomError, NotSwappedError
+from scheduling.agent.swap.memory import DriverError, Libraries, Mover, ProcessState
+from scheduling.agent.swap.record import Phase
+from tests.agent.swapping import HeldBody, mover
+from tests.fraction.conftest import libraries, make_world, prefix
+from tests.fraction.world import MIB, UUIDS, World
+
+__all__ = ["libraries", "make_world", "prefix"]
+
+HOLDER = Path(__file__).with_name("holder.py")
+SIZES = (600 * MIB, 300 * MIB)
+
+
+def always() -> bool:
+    return True
+
+
+class Holder:
+    """A process that holds device memory."""
+
+    def __init__(self, world: World, num_bytes: int) -> None:
+        self.process = world.start([sys.executable, "-S", HOLDER, str(num_bytes)])
+        assert self.read() == "ready"
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def read(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def send(self, line: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{line}\n")
+        self.process.stdin.flush()
+
+    def ask(self, line: str) -> str:
+        self.send(line)
+        return self.read()
+
+    def end(self) -> None:
+        self.process.kill()
+        with suppress(BrokenPipeError):
+            self.process.communicate()
+
+
+class Session:
+    """A session of two processes on a third of a T4, and its machine."""
+
+    def __init__(self, world: World, folder: Path) -> None:
+        self.world, self.folder = world, folder
+        self.holders = [Holder(world, size) for size in SIZES]
+        self.mover = mover(world.prefix)
+        self.body = HeldBody(folder, world.prefix, UUIDS[0], [each.pid for each in self.holders])
+        self.machine = Machine(self.body, self.mover)
+        self.resident = self.used()
+
+    def used(self) -> int:
+        """Of the device, by all."""
+        return sum(self.world.physical.read().used_bytes)
+
+    def states(self) -> list[ProcessState | None]:
+        return [self.mover.state(each.pid) for each in self.holders]
+
+    def answers(self) -> list[str]:
+        return [each.ask("call").partition(" ")[2] for each in self.holders]
+
+    def next_agent(self) -> Machine:
+        """What another agent makes of the records."""
+        self.machine = Machine(self.body, self.mover)
+        self.machine.recover()
+        return self.machine
+
+    def back(self) -> None:
+        self.machine.want()
+        self.machine.restore()
+
+    def end(self) -> None:
+        for holder in self.holders:
+            holder.end()
+        self.mover.close()
+
+
+@pytest.fixture
+def start(make_world: Callable[..., World], tmp_path: Path) -> Iterator[Callable[..., Session]]:
+    """Starts the session on a machine that differs from the usual one."""
+    started: list[Session] = []
+
+    def start(*extra: str, **changes: object) -> Session:
+        started.append(Session(make_world(extra=extra, **changes), tmp_path))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.end()
+
+
+@pytest.fixture
+def session(start: Callable[..., Session]) -> Session:
+    return start()
+
+
+# ---------------------------------------------------------------- out and back
+
+
+def test_memory_leaves_the_device_and_comes_back(session: Session) -> None:
+    assert session.resident >= sum(SIZES)
+    session.machine.swap_out(always)
+    assert session.machine.phase == Phase.SWAPPED
+    assert session.used() == 0
+    assert session.machine.record.saved_bytes >= sum(SIZES)
+    assert session.machine.report().bytes_on_host == session.machine.record.saved_bytes
+    session.back()
+    assert session.machine.report().state == "running"
+    assert session.used() == session.resident
+    assert session.answers() == ["0", "0"]
+
+
+def test_calls_wait_while_it_is_away_and_go_on_afterwards(session: Session) -> None:
+    session.machine.swap_out(always)
+    session.holders[0].send("call")
+    answer: list[str] = []
+    reader = threading.Thread(target=lambda: answer.append(session.holders[0].read()))
+    reader.start()
+    reader.join(0.3)
+    assert not answer
+    assert session.body.region.read().num_held == 1
+    session.back()
+    reader.join(5)
+    assert answer == ["1 0"]
+
+
+def test_copying_takes_its_bytes_over_the_bandwidth(start: Callable[..., Session]) -> None:
+    session = start("bandwidth 3000")
+    session.machine.swap_out(always)
+    session.back()
+    expected_s = session.machine.record.out_s
+    assert expected_s is not None
+    assert session.machine.record.in_s is not None
+    least_s = sum(SIZES) / (3000 * MIB)
+    assert least_s <= expected_s < least_s + 0.5
+    assert least_s <= session.machine.record.in_s < least_s + 0.5
+
+
+def test_host_memory_is_reserved_first_and_given_back(session: Session) -> None:
+    session.machine.swap_out(always)
+    raised = session.body.reserved_mib[0]
+    assert raised * MIB >= sum(SIZES)
+    session.back()
+    assert session.body.reserved_mib == [raised, 0]
+    assert session.machine.record.extra_mib == 0
+
+
+def test_a_session_without_cuda_processes_leaves_at_once(session: Session) -> None:
+    session.body.held_pids = [os.getpid()]
+    session.machine.swap_out(always)
+    assert session.machine.phase == Phase.SWAPPED
+    assert session.machine.record.saved_bytes == 0
+    session.back()
+    assert session.used() == session.resident
+
+
+# ---------------------------------------------------------------- it stays
+
+
+def refused(session: Session) -> str:
+    with pytest.raises(NotSwappedError) as error:
+        session.machine.swap_out(always)
+    assert session.machine.phase == Phase.RUNNING
+    assert session.used() == session.resident
+    assert session.body.region.state() == State.RUNNING
+    assert session.states() == [ProcessState.RUNNING] * len(session.holders)
+    return error.value.code
+
+
+def test_a_process_whose_kernel_runs_is_busy_and_the_others_are_let_go(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rules, "_LOCK_TIMEOUT_S", 0.2)
+    session.holders[1].send("launch 1500000000")
+    time.sleep(0.1)
+    assert refused(session) == "not_idle"
+    assert session.holders[1].read() == "1 0"
+    assert session.holders[0].ask("call") == "1 0"
+
+
+def test_one_that_cannot_be_moved_brings_the_others_back(start: Callable[..., Session]) -> None:
+    session = start("fail cuCheckpointProcessCheckpoint 999 1 1")
+    assert "999" in refused(session)
+    assert session.answers() == ["0", "0"]
+
+
+def test_a_call_that_slips_past_the_gate_takes_everything_back(session: Session) -> None:
+    slipping = Slipping(session)
+    session.machine.memory = slipping
+    assert refused(session) == "not_idle"
+    assert slipping.num_calls == 1
+
+
+class Slipping(Mover):
+    """Another process of the session calls CUDA just before it is locked."""
+
+    def __init__(self, session: Session) -> None:
+        self.session, self.num_calls = session, 0
+
+    def lock(self, pid: int, timeout_s: float) -> None:
+        if self.num_calls == 0:
+            self.num_calls = 1
+            region = self.session.body.region
+            region.set_state(State.RUNNING)
+            assert self.session.holders[1].ask("call") == "1 0"
+            region.set_state(State.LOCKING)
+        self.session.mover.lock(pid, timeout_s)
+
+    def __getattribute__(self, name: str) -> object:
+        if name in ("state", "use", "checkpoint", "restore", "unlock"):
+            return getattr(self.session.mover, name)
+        return super().__getattribute__(name)
+
+
+def test_wanted_again_before_the_copy_it_stays(session: Session) -> None:
+    with pytest.raises(NotSwappedError):
+        session.machine.swap_out(lambda: False)
+    assert session.answers() == ["0", "0"]
+
+
+def test_without_room_on_the_host_nothing_is_locked(session: Session) -> None:
+    session.body.has_room = False
+    assert refused(session) == "no_host_memory"
+
+
+def test_what_it_does_forbids_it(session: Session) -> None:
+    session.body.why_not = "managed_memory"
+    assert refused(session) == "managed_memory"
+    assert session.machine.report().reason == "managed_memory"
+
+
+def test_it_stays_where_it_could_not_come_back_to(session: Session) -> None:
+    neighbour = fill_device(session, free_mib=600)
+    try:
+        session.resident = session.used()
+        assert refused(session) == "no_room_to_return"
+    finally:
+        neighbour.kill()
+        neighbour.communicate()
+
+
+def link_driver(world: World) -> Path:
+    """A folder in which the driver itself is found, without a proxy before it."""
+    folder = world.prefix / "driver"
+    folder.mkdir(exist_ok=True)
+    links = {"libcuda.so.1": "libcuda.real", "driver.conf": "driver.conf"}
+    for name, target in links.items():
+        if not (folder / name).exists():
+            (folder / name).symlink_to(world.prefix / target)
+    return folder
+
+
+def test_it_stays_resident_for_a_while_after_it_came_back(session: Session) -> None:
+    session.machine.swap_out(always)
+    session.back()
+    assert refused(session) == "resident_too_short"
+    session.machine.record.back_at = time.time() - 31
+    session.machine.swap_out(always)
+    assert session.machine.phase == Phase.SWAPPED
+
+
+def test_a_borrower_leaves_however_short_it_was_there(session: Session) -> None:
+    session.machine.park()
+    session.back()
+    session.machine.park()
+    assert session.machine.phase == Phase.SWAPPED
+
+
+# ---------------------------------------------------------------- it cannot come back
+
+
+def fill_device(session: Session, free_mib: int) -> subprocess.Popen[str]:
+    """A neighbour that takes all that is left but so much."""
+    free = (14_917 - free_mib) * MIB - session.used()
+    process = subprocess.Popen(
+        [sys.executable, "-S", HOLDER, str(free)],
+        env={"LD_LIBRARY_PATH": str(link_driver(session.world))},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+def test_with_too_little_memory_free_the_restore_is_never_called(session: Session) -> None:
+    session.machine.swap_out(always)
+    neighbour = fill_device(session, free_mib=1500)
+    try:
+        session.machine.want()
+        for _ in range(3):
+            with pytest.raises(NoRoomError):
+                session.machine.restore()
+        assert session.machine.phase == Phase.WAITING
+        assert session.states() == [ProcessState.CHECKPOINTED] * 2
+    finally:
+        neighbour.kill()
+        neighbour.communicate()
+    session.machine.restore()
+    assert session.answers() == ["0", "0"]
+
+
+def test_after_a_failed_restore_nothing_is_tried_again(start: Callable[..., Session]) -> None:
+    session = start("fail cuCheckpointProcessRestore 2 0 1")
+    session.machine.swap_out(always)
+    with pytest.raises(LostError):
+        session.back()
+    assert session.machine.phase == Phase.FAILED
+    assert session.machine.report().state == "failed"
+    assert "could not be brought back" in session.body.lines[0]
+    # The fake driver would let a second one pass.
+    session.machine.restore()
+    session.next_agent()
+    session.machine.restore()
+    assert session.machine.phase == Phase.FAILED
+    assert session.states() == [ProcessState.CHECKPOINTED] * 2
+    # Calls are answered with an error instead of waiting for ever.
+    assert session.holders[0].ask("call") == "1 401"
+    with pytest.raises(NotSwappedError):
+        session.machine.swap_out(always)
+
+
+def test_a_process_that_was_killed_meanwhile_is_left_out(session: Session) -> None:
+    session.machine.swap_out(always)
+    session.holders[0].end()
+    session.back()
+    assert session.machine.phase == Phase.RUNNING
+    assert session.holders[1].ask("call") == "1 0"
+
+
+def test_when_the_mover_dies_the_move_is_tried_again(session: Session) -> None:
+    session.machine.swap_out(always)
+    session.machine.want()
+    process = session.mover._process
+    assert process is not None
+    process.kill()
+    process.wait()
+    for _ in range(50):
+        try:
+            session.machine.restore()
+        except NoRoomError:
+            time.sleep(0.02)
+    assert session.machine.phase == Phase.RUNNING
+    assert session.answers() == ["0", "0"]
+
+
+# ---------------------------------------------------------------- killed half-way
+
+
+def die(session: Session, operation: str, point: int) -> int:
+    # Two agents never move memory of one node at a time.
+    session.mover.close()
+    arguments = [
+        str(session.world.prefix),
+        str(session.folder),
+        UUIDS[0],
+        ",".join(str(each.pid) for each in session.holders),
+        operation,
+        str(point),
+    ]
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.agent.swapping", *arguments],
+        cwd=REPOSITORY,
+        check=False,
+        timeout=60,
+    )
+    return done.returncode
+
+
+# Two processes: 2 x (lock, checkpoint) x 2 moments and 4 records out; likewise back.
+@pytest.mark.parametrize("point", range(12))
+def test_killed_on_the_way_out_it_is_whole_on_one_side(session: Session, point: int) -> None:
+    assert die(session, "out", point) == -signal.SIGKILL
+    reached = Machine(session.body, session.mover).phase
+    machine = session.next_agent()
+    if reached == Phase.SWAPPED:
+        assert machine.phase == Phase.SWAPPED
+        assert session.used() == 0
+        session.back()
+    assert machine.phase == Phase.RUNNING
+    assert session.used() == session.resident
+    assert session.states() == [ProcessState.RUNNING] * 2
+    assert session.answers() == ["0", "0"]
+
+
+@pytest.mark.parametrize("point", range(11))
+def test_killed_on_the_way_back_the_next_agent_brings_it_back(session: Session, point: int) -> None:
+    session.machine.swap_out(always)
+    assert die(session, "in", point) == -signal.SIGKILL
+    machine = session.next_agent()
+    assert machine.phase in (Phase.WAITING, Phase.RESTORING, Phase.RUNNING)
+    session.back()
+    assert machine.phase == Phase.RUNNING
+    assert session.used() == session.resident
+    assert session.states() == [ProcessState.RUNNING] * 2
+    assert session.answers() == ["0", "0"]
+
+
+def test_an_agent_that_is_killed_in_a_copy_does_not_break_it(start: Callable[..., Session]) -> None:
+    session = start("bandwidth 600")
+    arguments = [
+        str(session.world.prefix), str(session.folder), UUIDS[0],
+        ",".join(str(each.pid) for each in session.holders), "out", "1000",
+    ]  # fmt: skip
+    agent = subprocess.Popen(
+        [sys.executable, "-m", "tests.agent.swapping", *arguments], cwd=REPOSITORY
+    )
+    deadline = time.monotonic() + 20
+    while Machine(session.body, session.mover).phase != Phase.CHECKPOINTING:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    agent.kill()
+    agent.wait()
+    machine = session.next_agent()
+    assert machine.phase == Phase.RUNNING
+    assert session.states() == [ProcessState.RUNNING] * 2
+    assert session.used() == session.resident
+    assert session.answers() == ["0", "0"]
+
+
+# ---------------------------------------------------------------- the driver
+
+
+def test_a_lock_without_a_timeout_is_never_asked_for(session: Session) -> None:
+    session.mover.lock(session.holders[0].pid, 0.0)
+    assert session.mover.state(session.holders[0].pid) == ProcessState.LOCKED
+    session.mover.unlock(session.holders[0].pid)
+
+
+def test_a_wrong_step_says_which_and_why(session: Session) -> None:
+    with pytest.raises(DriverError, match=r"cuCheckpointProcessUnlock.*401"):
+        session.mover.unlock(session.holders[0].pid)
+    assert session.mover.state(os.getpid()) is None
+    assert session.mover.use("GPU-00000000-0000-0000-0000-000000000000") is None
+
+
+def test_a_driver_without_the_calls_says_so(tmp_path: Path) -> None:
+    absent = Mover(Libraries(tmp_path / "libcuda.so", tmp_path / "libnvidia-ml.so"), tmp_path / "l")
+    assert "libcuda.so" in absent.is_usable()
+    old = Mover(Libraries(Path("libc.so.6"), Path("libc.so.6")), tmp_path / "l2")
+    assert "no such call" in old.is_usable()
+    for each in (absent, old):
+        each.close()
