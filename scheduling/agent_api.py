@@ -6,15 +6,26 @@ edge; a message that cannot be understood is answered in words and changes nothi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import uuid
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import wraps
+from urllib.parse import urlsplit
 
 from django.http import HttpRequest, HttpResponse
 from django.urls import path
 from django.views.decorators.csrf import csrf_exempt
 
 from scheduling.agent import protocol
-from scheduling.models import Attempt, AttemptPhase, DeviceAllocation, Workload, Zone
+from scheduling.models import (
+    LEADER,
+    Attempt,
+    AttemptPhase,
+    CheckpointMode,
+    DeviceAllocation,
+    Workload,
+    Zone,
+)
 from scheduling.services.claims import Identity, RivalError, check_zone
 from scheduling.services.observation import record_attempts, record_nodes
 from scheduling.services.zones import zone_of_token
@@ -90,7 +101,7 @@ def report(request: HttpRequest, zone: Zone) -> HttpResponse:
 @for_agents
 def desired(request: HttpRequest, zone: Zone) -> HttpResponse:
     check_zone(zone, _agent_of(request))
-    return _answer(protocol.Desired(zone=zone.name, attempts=list(desired_attempts(zone))))
+    return _answer(desired_state(zone))
 
 
 @for_agents
@@ -110,20 +121,34 @@ def _check_zone(named: str, zone: Zone) -> None:
         raise protocol.ProtocolError(f"zone is {named!r}, but this token belongs to {zone.name!r}")
 
 
-def desired_attempts(zone: Zone) -> Iterable[protocol.AttemptSpec]:
+def desired_state(zone: Zone) -> protocol.Desired:
     """What should become of each open attempt of a zone."""
-    rows = (
-        Attempt.objects.filter(node__zone=zone)
-        .exclude(phase=AttemptPhase.ENDED)
-        .select_related("workload__project", "workload__owner", "node", "allocation")
+    rows = list(
+        Attempt.objects.open()
+        .filter(node__zone=zone)
+        .select_related("workload__project", "workload__owner", "node__zone", "allocation")
         .prefetch_related("allocation__devices__device__node")
         .order_by("placed_at", "pk")
     )
-    for row in rows:
-        yield _spec(row)
+    crews = _crews({row.workload_id for row in rows if row.workload.max_replicas > 1})
+    return protocol.Desired(
+        zone=zone.name,
+        attempts=[_spec(row, crews.get(row.workload_id, ())) for row in rows],
+        members={str(workload): _members(crew) for workload, crew in crews.items()},
+    )
 
 
-def _spec(attempt: Attempt) -> protocol.AttemptSpec:
+def _crews(workloads: Collection[uuid.UUID]) -> Mapping[uuid.UUID, Sequence[Attempt]]:
+    """All replicas that have a place, in whichever zone, the leader first."""
+    found: defaultdict[uuid.UUID, list[Attempt]] = defaultdict(list)
+    if workloads:
+        rows = Attempt.objects.open().filter(workload__in=workloads)
+        for row in rows.select_related("node__zone", "workload").order_by("replica"):
+            found[row.workload_id].append(row)
+    return found
+
+
+def _spec(attempt: Attempt, crew: Sequence[Attempt]) -> protocol.AttemptSpec:
     workload = attempt.workload
     session = workload.is_session
     return protocol.AttemptSpec(
@@ -150,7 +175,36 @@ def _spec(attempt: Attempt) -> protocol.AttemptSpec:
         grace_s=float(workload.grace_s),
         base_url=f"/s/{workload.pk}/" if session else "",
         session_secret=workload.session_secret if session else "",
+        crew=_crew(attempt, crew) if workload.max_replicas > 1 else None,
     )
+
+
+def _crew(attempt: Attempt, crew: Sequence[Attempt]) -> protocol.Crew:
+    leader = next((row for row in crew if row.replica == LEADER), None)
+    return protocol.Crew(
+        replica=attempt.replica,
+        num_replicas=attempt.num_replicas,
+        min_replicas=attempt.workload.min_replicas,
+        max_replicas=attempt.workload.max_replicas,
+        address=_address(leader.node.zone) if leader else "",
+        port=(leader.rendezvous_port or 0) if leader else 0,
+        is_awaiting_leader=attempt.is_leaving and leader is not None and _is_saving(leader),
+    )
+
+
+def _is_saving(leader: Attempt) -> bool:
+    """Whether a leader that was told to end may still need the others, to save."""
+    can_save = leader.workload.checkpoint_mode != CheckpointMode.NONE
+    return can_save and leader.is_leaving and leader.phase != AttemptPhase.STOPPING
+
+
+def _members(crew: Sequence[Attempt]) -> list[protocol.Member]:
+    return [protocol.Member(row.replica, row.node.name, _address(row.node.zone)) for row in crew]
+
+
+def _address(zone: Zone) -> str:
+    """Where others reach a zone's machine: a relay on a Unix socket is on the web's own."""
+    return urlsplit(zone.relay_url).hostname or "127.0.0.1"
 
 
 def _device(part: DeviceAllocation) -> protocol.GrantedDevice:

@@ -271,7 +271,7 @@ def _placed(
     held: core.Placement | None,
     others: Mapping[int, Attempt],
 ) -> core.Replica:
-    # The leader counts as the first that started, so that it is the last to leave.
+    # Of those placed together the last in number leaves first, the leader last of all.
     starts = others.values() if attempt.replica == LEADER else (attempt,)
     state = core.ReplicaState.RELEASING if attempt.is_leaving else core.ReplicaState.RUNNING
     return core.Replica(
@@ -279,7 +279,9 @@ def _placed(
         state=state,
         placement=_placement(attempt),
         held=held if attempt.is_leaving else None,
-        started_s=min(_seconds(each.started_at or each.placed_at) or 0.0 for each in starts),
+        started_s=min(each.placed_at.timestamp() for each in starts)
+        if len(others) > 1
+        else (attempt.started_at or attempt.placed_at).timestamp(),
     )
 
 

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 from contextlib import suppress
 from dataclasses import asdict
@@ -21,7 +22,7 @@ from typing import Any
 
 import msgspec
 
-from scheduling.agent import folders, launch, outcome
+from scheduling.agent import crew, folders, launch, outcome
 from scheduling.agent.cgroups import Cgroup
 from scheduling.agent.checkpoints import CheckpointError, Owner, Store
 from scheduling.agent.launch import RefusedError, Site
@@ -31,8 +32,10 @@ from scheduling.agent.protocol import (
     AttemptPhase,
     AttemptReport,
     AttemptSpec,
+    CheckpointReport,
     ExitCause,
     Goal,
+    Member,
 )
 from scheduling.agent.saved import Entry, entries
 
@@ -69,6 +72,9 @@ class Attempt:
         self.exit: dict[str, Any] | None = None
         self.is_settled_on_disk = False
         self.checkpoints = self.store.complete(spec.workload_id)
+        self.members: Sequence[Member] = ()
+        self.is_leader_saving: Callable[[], bool] = lambda: False
+        self._told: object = None
         self.resumed_from: str | None = None
         self._known: set[Entry] = set()
         self._job: Future[object] | None = None
@@ -182,6 +188,12 @@ class Attempt:
         elif not self.is_begun and self._job is None and self._spawned_s is None:
             self._job = self.pool.submit(self._start)
 
+    def tell_members(self) -> None:
+        """Have the workload know which replicas there are, and where its leader is."""
+        news = (self.spec.crew, list(self.members))
+        if news != self._told and crew.write_members(self.folder, self.spec, self.members):
+            self._told = news
+
     def stop(self, cause: ExitCause) -> None:
         """Have the workload save and end; what has not begun is over at once."""
         if self.is_over:
@@ -191,11 +203,26 @@ class Attempt:
             self._conclude({"cause": cause, "code": None, "is_terminated": True})
             return
         request = folders.read_json(self.folder / folders.REQUEST) or {}
-        if request.get("cause") == cause:
+        wanted = {
+            **request,
+            "cause": cause,
+            "grace_s": self.spec.grace_s,
+            "is_awaiting_leader": self._is_awaiting_leader(cause),
+        }
+        if wanted == request:
             return
-        if self.spec.goal_detail:
+        if self.spec.goal_detail and request.get("cause") != cause:
             folders.append_line(self.folder / folders.LOG, self.spec.goal_detail)
-        self._ask({**request, "cause": cause, "grace_s": self.spec.grace_s})
+        self._ask(wanted)
+
+    def _is_awaiting_leader(self, cause: ExitCause) -> bool:
+        """Whether it goes on until its leader has saved: as the orchestrator sees it, but when this
+        agent stops everything, as the agent does."""
+        if self.spec.crew is None or crew.is_leader(self.spec):
+            return False
+        if cause != ExitCause.NODE_SHUTDOWN:
+            return self.spec.crew.is_awaiting_leader
+        return self.is_leader_saving()
 
     def ask_to_save(self) -> None:
         """Have the workload save and go on."""
@@ -222,6 +249,7 @@ class Attempt:
         launch.check(self.spec)
         launch.write_launch(self.site, self.spec, self.lease_s)
         self._restore()
+        self.tell_members()
         self.renew()
         with open(self.folder / folders.SHIM_LOG, "ab") as log:
             process = subprocess.Popen(
@@ -285,7 +313,7 @@ class Attempt:
                 self._look_for_loss()
         if self._job is not None:
             return
-        if not self._is_collected and launch.keeps_checkpoints(self.spec) and self.is_begun:
+        if not self._is_collected and launch.collects_checkpoints(self.spec) and self.is_begun:
             self._look_for_checkpoints()
         elif self.exit is not None:
             self.is_settled_on_disk = True
@@ -395,6 +423,11 @@ class Attempt:
             return AttemptPhase.STOPPING
         return _PHASES.get(str(self.state.get("phase")), AttemptPhase.STARTING)
 
+    def _reported_checkpoints(self) -> list[CheckpointReport]:
+        if not crew.is_leader(self.spec):
+            return []
+        return [outcome.reported(checkpoint) for checkpoint in self.checkpoints]
+
     def report(self) -> AttemptReport:
         """Everything the orchestrator is told of this attempt."""
         running = AttemptReport(
@@ -406,7 +439,7 @@ class Attempt:
             memory_limit_mib=self.spec.memory_mib,
             cpu_limit_milli=self.spec.cpu_milli,
             resumed_from=self.resumed_from,
-            checkpoints=[outcome.reported(checkpoint) for checkpoint in self.checkpoints],
+            checkpoints=self._reported_checkpoints(),
         )
         if self.exit is None or not self.is_settled_on_disk:
             return running

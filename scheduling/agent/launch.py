@@ -19,8 +19,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from scheduling.agent import crew, jupyter
 from scheduling.agent import folders as on_disk
-from scheduling.agent import jupyter
 from scheduling.agent.folders import Folders, opened, safe_name
 from scheduling.agent.isolation import Isolation
 from scheduling.agent.namespaces import HIDDEN, INSIDE, Bind, View
@@ -253,6 +253,11 @@ def keeps_checkpoints(spec: AttemptSpec) -> bool:
     return spec.kind == "training"
 
 
+def collects_checkpoints(spec: AttemptSpec) -> bool:
+    """Whether what it saves is taken into the store: of several replicas the leader's is."""
+    return keeps_checkpoints(spec) and crew.is_leader(spec)
+
+
 def is_outside(subfolder: str) -> bool:
     """Whether a checkpoint folder would not lie in the workload's own folder."""
     path = Path(subfolder)
@@ -313,6 +318,7 @@ def write_launch(site: Site, spec: AttemptSpec, lease_s: float) -> Path:
         "grace_s": spec.grace_s,
         "lease_s": lease_s if spec.kind == "training" else 0,
         "log_limit_bytes": LOG_LIMIT_BYTES,
+        "is_leader": crew.is_leader(spec),
         "checkpoint": {
             "mode": spec.checkpoint.mode if keeps_checkpoints(spec) else "none",
             "signum": int(signal.Signals[spec.checkpoint.signal]),
@@ -366,6 +372,7 @@ def environment(site: Site, spec: AttemptSpec, where: Places) -> dict[str, str]:
         "PYTHONUNBUFFERED": "1",
         **dict.fromkeys(_THREAD_COUNTS, threads),
     }
+    defaults |= crew.default_environment(spec)
     if not site.isolation.has_namespaces:
         defaults["TMPDIR"] = str(site.folders.attempt(spec.attempt_id) / "tmp")
     given = {name: value for name, value in spec.env.items() if not name.startswith("ALLOT_")}
@@ -377,6 +384,7 @@ def environment(site: Site, spec: AttemptSpec, where: Places) -> dict[str, str]:
         "ALLOT_WORKLOAD": spec.workload_id,
         "ALLOT_ATTEMPT": spec.attempt_id,
         "ALLOT_PROJECT": spec.project,
+        **crew.fixed_environment(spec, where.control),
         "ALLOT_GPU_MILLI": str(sum(device.gpu_milli for device in spec.devices)),
         "ALLOT_DEVICES": ",".join(f"{device.uuid}:{device.gpu_milli}" for device in spec.devices),
         "ALLOT_PROGRESS_FILE": str(where.work / PROGRESS / "progress.json"),

@@ -133,12 +133,46 @@ class CheckpointSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class Member:
+    """A replica that has a place now.
+
+    Attributes:
+        address: Where the others reach its machine.
+    """
+
+    replica: int
+    node: str
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class Crew:
+    """What one of several replicas is told of all of them.
+
+    Attributes:
+        replica: Which one this is; 0 is the leader, whose checkpoints count.
+        num_replicas: How many had a place when this one was placed.
+        min_replicas, max_replicas: Fewer never run; it grows up to so many.
+        address, port: Where the leader may listen for the others; port 0 while it has no place.
+        is_awaiting_leader: Told to end, it goes on until the leader, which was told too, has saved.
+    """
+
+    replica: int
+    num_replicas: int
+    min_replicas: int
+    max_replicas: int
+    address: str
+    port: int
+    is_awaiting_leader: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class AttemptSpec:
     """Everything the agent needs to start one attempt of a workload on one of its nodes.
 
     Attributes:
         attempt_id, workload_id: UUIDs as text.
-        number: 1 for the first attempt of the workload.
+        number: 1 for the first attempt of the workload, or of this replica of it.
         user_number, project_number: Small positive integers, stable per user and project: the agent
             maps them to uid and gid.
         command: argv; empty for a session whose tool is Jupyter.
@@ -154,6 +188,7 @@ class AttemptSpec:
         is_swappable: Whether its device memory may be moved to the host; settings may forbid it.
         idle: Below which use counts as none.
         language: Of its owner (`en`, `ru`), for what Allot writes below a held cell.
+        crew: Of a workload that has several replicas; None for one alone.
     """
 
     attempt_id: str
@@ -182,6 +217,7 @@ class AttemptSpec:
     is_swappable: bool = True
     idle: IdleThresholds = field(default_factory=IdleThresholds)
     language: str = ""
+    crew: Crew | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +228,7 @@ class Desired:
     likewise: its lender gets the devices back.
 
     Attributes:
+        members: The replicas that have a place now, by workload, of those that may have several.
         swap_host_mib: Host memory that Swap may use, by node; a node that is not named may use
             what is free.
     """
@@ -201,6 +238,7 @@ class Desired:
     protocol: str = PROTOCOL
     lease_s: float = 60.0
     loans: list[Loan] = field(default_factory=list)
+    members: dict[str, list[Member]] = field(default_factory=dict)
     swap_host_mib: dict[str, int] = field(default_factory=dict)
 
 

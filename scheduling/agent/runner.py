@@ -10,18 +10,27 @@ import logging
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from scheduling.agent import folders, jupyter, launch
+from scheduling.agent import crew, folders, jupyter, launch
 from scheduling.agent.attempt import Attempt, strip
 from scheduling.agent.checkpoints import Store
 from scheduling.agent.idle import Endpoint, IdleWatch, Watched
 from scheduling.agent.launch import Site
-from scheduling.agent.protocol import AttemptReport, AttemptSpec, Desired, ExitCause, Goal
+from scheduling.agent.protocol import (
+    AttemptPhase,
+    AttemptReport,
+    AttemptSpec,
+    Desired,
+    ExitCause,
+    Goal,
+    Member,
+)
 from telemetry.sampling import AttemptView
 
 log = logging.getLogger(__name__)
@@ -121,7 +130,7 @@ class Runner:
         self.lease_s = desired.lease_s
         for spec in desired.attempts:
             with _going_on(spec.attempt_id):
-                self._order(spec)
+                self._order(spec, desired.members.get(spec.workload_id, ()))
         wanted = {spec.attempt_id for spec in desired.attempts}
         self._held_back = {
             attempt_id: spec for attempt_id, spec in self._held_back.items() if attempt_id in wanted
@@ -131,7 +140,7 @@ class Runner:
                 with _going_on(attempt_id):
                     attempt.stop(ExitCause.STOPPED)
 
-    def _order(self, spec: AttemptSpec) -> None:
+    def _order(self, spec: AttemptSpec, members: Sequence[Member]) -> None:
         attempt = self.attempts.get(spec.attempt_id)
         if attempt is None:
             if self._is_settled(spec.attempt_id):
@@ -139,6 +148,7 @@ class Runner:
             attempt = Attempt(self.site, self._store, self._pool, spec)
             self.attempts[spec.attempt_id] = attempt
         attempt.lease_s = self.lease_s
+        attempt.members = members
         if spec.node not in self.node_names and not attempt.is_begun:
             attempt.refuse(spec, f"node: {spec.node!r} is not one of this agent's nodes")
             return
@@ -150,6 +160,7 @@ class Runner:
             self._held_back[spec.attempt_id] = spec
             return
         attempt.order(spec)
+        attempt.tell_members()
 
     def _has_room(self, spec: AttemptSpec) -> bool:
         """Whether its devices are free: whatever is ordered, no device is given twice."""
@@ -164,7 +175,7 @@ class Runner:
         """Start what has waited for devices, where there is room by now."""
         for spec in list(self._held_back.values()):
             with _going_on(spec.attempt_id):
-                self._order(spec)
+                self._order(spec, self.attempts[spec.attempt_id].members)
 
     def _is_settled(self, attempt_id: str) -> bool:
         """Whether it ended and was acknowledged; an older desired state may still name it."""
@@ -183,8 +194,19 @@ class Runner:
         """Have everything save and end, whatever the orchestrator wants from now on."""
         self._is_stopping_all = True
         for attempt_id, attempt in self.attempts.items():
+            attempt.is_leader_saving = partial(self._is_leader_saving, attempt.spec)
             with _going_on(attempt_id):
                 attempt.stop(ExitCause.NODE_SHUTDOWN)
+
+    def _is_leader_saving(self, spec: AttemptSpec) -> bool:
+        """Whether a replica's leader runs here and has not saved yet."""
+        return any(
+            attempt.spec.workload_id == spec.workload_id
+            and crew.is_leader(attempt.spec)
+            and not attempt.is_over
+            and attempt.phase != AttemptPhase.STOPPING
+            for attempt in self.attempts.values()
+        )
 
     @property
     def num_running(self) -> int:
@@ -206,6 +228,8 @@ class Runner:
             for attempt in self.attempts.values():
                 attempt.renew()
         is_changed = False
+        if self._is_stopping_all:
+            self.stop_all()
         for attempt_id, attempt in list(self.attempts.items()):
             with _going_on(attempt_id):
                 is_changed |= attempt.tick()

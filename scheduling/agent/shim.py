@@ -166,7 +166,11 @@ class Shim:
         self.request_stamp = stamp
         request = folders.read_json(folders.REQUEST, dir_fd=self.folder_fd) or {}
         if request.get("cause"):
-            self.begin_stop(str(request["cause"]), float(request["grace_s"]))
+            self.begin_stop(
+                str(request["cause"]),
+                float(request["grace_s"]),
+                is_awaiting_leader=bool(request.get("is_awaiting_leader")),
+            )
         elif request.get("num_saves", 0) > self.num_saves_asked:
             self.num_saves_asked = int(request["num_saves"])
             self.workload().ask_to_save()
@@ -184,12 +188,20 @@ class Shim:
             kill=self.kill,
         )
 
-    def begin_stop(self, cause: str, grace_s: float) -> None:
+    def begin_stop(self, cause: str, grace_s: float, *, is_awaiting_leader: bool = False) -> None:
         """Save, then end. A stop that is under way keeps its end, and takes the new cause."""
         if self.stop is not None:
             self.stop.cause = cause
+            self.stop.is_awaiting_leader = is_awaiting_leader
             return
-        self.stop = Stop(self.workload(), cause, grace_s, time.monotonic())
+        self.stop = Stop(
+            self.workload(),
+            cause,
+            grace_s,
+            time.monotonic(),
+            is_leader=bool(self.launch["is_leader"]),
+            is_awaiting_leader=is_awaiting_leader,
+        )
         self.note(phase=self.stop.phase, cause=cause, is_terminated=False)
 
     def run_checkpoint_command(self) -> None:

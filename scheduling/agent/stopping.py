@@ -91,6 +91,8 @@ class Stop:
         phase: `saving` until a new checkpoint is whole, then `stopping`.
         is_terminated: SIGTERM was sent: an exit from then on is no longer the program's own.
         has_saved: A checkpoint became whole after the request.
+        is_leader: It is asked to save; other replicas are not, since only its checkpoints count.
+        is_awaiting_leader: They go on until the leader has saved, which may need them for that.
     """
 
     workload: Workload
@@ -100,12 +102,15 @@ class Stop:
     phase: str = "saving"
     is_terminated: bool = False
     has_saved: bool = False
+    is_leader: bool = True
+    is_awaiting_leader: bool = False
     _known: set[Entry] = field(default_factory=set)
     _told: set[tuple[int, int | None]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self._known = self.workload.saved()
-        if not self.workload.ask_to_save():
+        goes_on = self.workload.ask_to_save() if self.is_leader else self.is_awaiting_leader
+        if not goes_on:
             self._terminate()
 
     def step(self, now_s: float) -> bool:
@@ -119,8 +124,9 @@ class Stop:
             self.workload.kill()
         elif self.phase == "saving":
             self.has_saved = bool(self.workload.saved() - self._known)
+            is_done = self.has_saved if self.is_leader else not self.is_awaiting_leader
             reserve_s = min(_TERM_MAX_S, self.grace_s * _TERM_SHARE)
-            if self.has_saved or now_s - self.began_s >= self.grace_s - reserve_s:
+            if is_done or now_s - self.began_s >= self.grace_s - reserve_s:
                 self._terminate()
         else:
             self._terminate()

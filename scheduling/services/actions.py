@@ -63,15 +63,14 @@ def stop(workload: Workload, *, actor: User) -> Workload:
 
 @transaction.atomic
 def checkpoint_now(workload: Workload, *, actor: User) -> Workload:
-    """Have a running training save now and go on; of several replicas all are asked, and the
-    leader's checkpoint counts.
+    """Have a running training save now and go on; of several replicas the leader is asked.
 
     Raises:
         ActionRefusedError: it does not run, or has no way to save.
     """
     row = _locked_for(workload, actor)
-    attempts = [each for each in open_attempts_of(row) if not each.is_leaving]
-    if row.phase != Phase.RUNNING or not attempts:
+    attempt = row.current
+    if row.phase != Phase.RUNNING or attempt is None or attempt.phase == AttemptPhase.ENDED:
         raise ActionRefusedError(
             "not_running", _("Only a running training can save; this one is not running.")
         )
@@ -79,9 +78,8 @@ def checkpoint_now(workload: Workload, *, actor: User) -> Workload:
         raise ActionRefusedError(
             "cannot_save", _("This workload was submitted without a checkpoint mode.")
         )
-    record_event(row, "checkpoint_asked", at=timezone.now(), attempt=attempts[0], actor=actor)
-    for attempt in attempts:
-        _ask(row, attempt, AttemptGoal.CHECKPOINT, f"checkpoint asked by {actor.username}")
+    record_event(row, "checkpoint_asked", at=timezone.now(), attempt=attempt, actor=actor)
+    _ask(row, attempt, AttemptGoal.CHECKPOINT, f"checkpoint asked by {actor.username}")
     announce_workload(row)
     return row
 

@@ -410,8 +410,7 @@ def _record_checkpoints(attempt: Attempt, reports: Sequence[protocol.CheckpointR
     if fresh:
         if attempt.goal == AttemptGoal.CHECKPOINT:
             attempt.goal = AttemptGoal.RUN
-        asked = Attempt.objects.open().filter(workload=attempt.workload_id)
-        asked.filter(goal=AttemptGoal.CHECKPOINT).update(goal=AttemptGoal.RUN)
+            attempt.save(update_fields=["goal"])
         announce(workload_topic(attempt.workload_id))
 
 

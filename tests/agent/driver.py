@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -72,11 +72,12 @@ def every(**changes: object) -> CheckpointSettings:
 class Driver:
     """One agent's life: a runner, and what is wanted of it."""
 
-    def __init__(self, site: Site, lease_s: float = 60.0) -> None:
+    def __init__(self, site: Site, lease_s: float = 60.0, nodes: Sequence[str] = (NODE,)) -> None:
         self.site = site
         self.lease_s = lease_s
+        self.nodes = nodes
         self.wanted: dict[str, AttemptSpec] = {}
-        self.runner = Runner(site, [NODE])
+        self.runner = Runner(site, nodes)
         self.runner.adopt()
 
     @property
@@ -142,6 +143,6 @@ class Driver:
 
     def restarted(self) -> Driver:
         """The next agent after this one was killed: it knows only what is on disk."""
-        following = Driver(self.site, self.lease_s)
+        following = Driver(self.site, self.lease_s, self.nodes)
         following.wanted = dict(self.wanted)
         return following

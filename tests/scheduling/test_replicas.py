@@ -398,12 +398,13 @@ class TestEnding:
         end(organisation, row, 0, "stopped", 143)
         assert row.phase == Phase.STOPPED
 
-    def test_all_are_asked_to_save_and_the_leaders_checkpoint_answers(
-        self, organisation: Organisation
-    ) -> None:
+    def test_the_leader_is_asked_to_save(self, organisation: Organisation) -> None:
         row = started(organisation, 2, 2)
         checkpoint_now(row, actor=organisation.lena)
-        assert set(Attempt.objects.of(row).values_list("goal")) == {("checkpoint",)}
+        assert dict(Attempt.objects.of(row).values_list("replica", "goal")) == {
+            0: "checkpoint",
+            1: "run",
+        }
         saved = protocol.CheckpointReport(
             key="step-5", saved_at=time.time(), size_bytes=10, sha256="0" * 64, step=5
         )

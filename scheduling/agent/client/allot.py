@@ -21,7 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
-__all__ = ["Progress", "checkpoint_dir", "checkpoints", "progress"]
+__all__ = ["Progress", "checkpoint_dir", "checkpoints", "is_leader", "progress", "replicas"]
 
 # Progress is written at most this often, and requests are looked for at most this often.
 _WRITE_EVERY_S = 1.0
@@ -48,8 +48,22 @@ def checkpoints() -> list[Path]:
     return sorted(whole, key=lambda entry: (entry.stat().st_mtime_ns, entry.name))
 
 
+def is_leader() -> bool:
+    """Whether this is the replica whose checkpoints and progress count; True outside Allot."""
+    return os.environ.get("ALLOT_REPLICA", "0") == "0"
+
+
+def replicas() -> list[int]:
+    """The replicas that are there now: of an elastic training they change while it runs."""
+    try:
+        with open(os.environ["ALLOT_REPLICAS_FILE"]) as file:
+            return [int(member["replica"]) for member in json.load(file)["members"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        return [int(os.environ.get("ALLOT_REPLICA", "0"))]
+
+
 class Progress:
-    """How far a training is. Use `progress()`.
+    """How far a training is. Use `progress()`. Of several replicas only the leader's counts.
 
     Attributes:
         total_steps: As given; None if the training does not know.
