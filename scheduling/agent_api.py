@@ -106,7 +106,7 @@ def desired(request: HttpRequest, zone: Zone) -> HttpResponse:
 
 @for_agents
 def samples(request: HttpRequest, zone: Zone) -> HttpResponse:
-    message = protocol.decode(request.body, protocol.SampleBatch)
+    message = protocol.decode(request.body, protocol.ReceivedBatch)
     _check_zone(message.zone, zone)
     check_zone(zone, _agent_of(request))
     try:

@@ -8,6 +8,11 @@ here because imports between the apps only run this way.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from telemetry.metrics import METRICS
 
 PROTOCOL = "allot-agent/1"
 
@@ -41,5 +46,36 @@ class SampleBatch:
     node: str
     batch_id: str
     samples: list[Sample]
+    num_dropped: int = 0
+    protocol: str = PROTOCOL
+
+
+# ---------------------------------------------------------------- as they are received
+
+if TYPE_CHECKING:
+
+    class Values(msgspec.Struct):
+        """A value per metric of any kind; None is no data, or no metric of the subject's kind."""
+
+else:
+    _names = dict.fromkeys(metric.name for metrics in METRICS.values() for metric in metrics)
+    Values = msgspec.defstruct("Values", [(name, float | None, None) for name in _names], gc=False)
+
+
+class ReceivedSample(msgspec.Struct, gc=False):
+    """A `Sample` with a place for each metric, which is read and taken apart in half the time."""
+
+    subject: str
+    at: float
+    values: Values
+
+
+class ReceivedBatch(msgspec.Struct):
+    """A `SampleBatch`, byte for byte the same message."""
+
+    zone: str
+    node: str
+    batch_id: str
+    samples: list[ReceivedSample]
     num_dropped: int = 0
     protocol: str = PROTOCOL

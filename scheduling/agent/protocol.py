@@ -43,6 +43,7 @@ from scheduling.agent.swap_messages import SwapObstacle as SwapObstacle
 from scheduling.agent.swap_messages import SwapReport as SwapReport
 from scheduling.agent.swap_messages import SwapState as SwapState
 from telemetry.messages import PROTOCOL as PROTOCOL
+from telemetry.messages import ReceivedBatch as ReceivedBatch
 from telemetry.messages import Sample as Sample
 from telemetry.messages import SampleBatch as SampleBatch
 

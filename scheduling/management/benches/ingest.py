@@ -16,7 +16,7 @@ from typing import Any
 
 from django.db import connection
 
-from scheduling.agent.protocol import SampleBatch, decode, encode
+from scheduling.agent.protocol import ReceivedBatch, SampleBatch, decode, encode
 from scheduling.management.benches.database import cpu_s, own_servers, sizes
 from scheduling.management.benches.figures import Bench, Report, figure
 from telemetry import rollups
@@ -80,7 +80,7 @@ def _send(batches: Sequence[bytes], num_nodes: int, server: int) -> _Run:
 
     def take(data: bytes) -> float:
         started = time.monotonic()
-        ingest(decode(data, SampleBatch), nodes=names)
+        ingest(decode(data, ReceivedBatch), nodes=names)
         return time.monotonic() - started
 
     with ThreadPoolExecutor(NUM_SENDERS, initializer=connection.ensure_connection) as pool:
