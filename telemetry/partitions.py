@@ -44,7 +44,20 @@ def ensure_months(days: Iterable[date], tables: Iterable[str] = QUARTER_TABLES) 
     _ensure(wanted)
 
 
+# Parts that were there when a transaction of this process ended, by database: every batch asks.
+_seen: set[tuple[object, object, str]] = set()
+
+
 def _ensure(wanted: dict[str, tuple[str, date, date]]) -> None:
+    database = connection.settings_dict["HOST"], connection.settings_dict["NAME"]
+    named = {(*database, part) for part in wanted}
+    if named <= _seen:
+        return
+    _make(wanted)
+    transaction.on_commit(lambda: _seen.update(named))
+
+
+def _make(wanted: dict[str, tuple[str, date, date]]) -> None:
     missing = wanted.keys() - _existing(wanted)
     if not missing:
         return
@@ -70,6 +83,7 @@ def drop_before(day: date, tables: Iterable[str] = TABLES) -> list[str]:
         cursor.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
         limits = {table: f"{table}_{day:%Y%m%d}" for table in tables}
         old = sorted(part for table, limit in limits.items() for part in _earlier(table, limit))
+        _seen.clear()
         for part in old:
             cursor.execute(sql.SQL("DROP TABLE {}").format(sql.Identifier(part)))
     return old
