@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
+from itertools import pairwise
 
 import numpy as np
 from django.utils.translation import gettext as _
@@ -102,14 +102,15 @@ def run(query: Query, viewer: User, now: datetime) -> Answer:
 def _from_sums(query: Query, seen: Sight, buckets: tuple[Bucket, ...], now: datetime) -> Answer:
     metric = query.metric
     # By hours where days and hours begin on one: most zones do, and months are kept so.
-    width = HOUR if all(at.minute == 0 for at in query.edges) else QUARTER
+    edges = query.edges
+    width = HOUR if all(at.minute == 0 for at in edges) else QUARTER
     period = query.since, query.until
     read = partial(store.read, period=period, now=now, bin_width=width)
     tables = read(seen.scope, metric.measures, is_total=seen.is_total)
     if metric.whole is not None and seen.scope is not Scope.NODE:
         # What there was has no project, user, kind or template.
         tables |= read(Scope.NODE_TYPE, [metric.whole], is_total=True)
-    starts = [(at - query.since) // width for at in query.edges[:-1]]
+    starts = [(at - query.since) // width for at in edges[:-1]]
     sums = _Sums(query, seen, tables, starts, _known_buckets(query, now))
     series = [sums.series(name, rows) for name, rows in sums.groups()]
     whole = sums.series(Named(WHOLE, _("All")), sums.seen_rows())
@@ -123,11 +124,9 @@ def _from_sums(query: Query, seen: Sight, buckets: tuple[Bucket, ...], now: date
 def _known_buckets(query: Query, now: datetime) -> NDArray[np.bool_]:
     """Which buckets have anything known in them: not those before the first node ever reported."""
     first = first_known()
+    edges = query.edges
     return np.array(
-        [
-            first is not None and end > first and start < now
-            for start, end in zip(query.edges[:-1], query.edges[1:], strict=True)
-        ]
+        [first is not None and end > first and start < now for start, end in pairwise(edges)]
     )
 
 
@@ -157,7 +156,7 @@ class _Sums:
         """Shape (groups, buckets + 1): the last column is the whole period."""
         fold = np.maximum if measure is Measure.MEMORY_PEAK else np.add
         by_bucket = fold.reduceat(values, starts, axis=1)
-        whole = fold.reduce(values, axis=1, keepdims=True)
+        whole = fold.reduce(by_bucket, axis=1, keepdims=True)
         return np.concatenate([by_bucket, whole], axis=1)
 
     def groups(self) -> list[tuple[Named, dict[Measure, list[int]]]]:
@@ -229,7 +228,9 @@ class _Sums:
 
 
 def _plain(values: Floats) -> Values:
-    return tuple(None if math.isnan(value) else value for value in values.tolist())
+    plain = values.astype(object)
+    plain[np.isnan(values)] = None
+    return tuple(plain.tolist())
 
 
 def _ordered(series: list[Series]) -> tuple[Series, ...]:

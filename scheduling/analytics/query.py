@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
+from functools import lru_cache
 from zoneinfo import ZoneInfo
 
 from django.conf import settings
@@ -70,13 +71,13 @@ class Query:
     @property
     def edges(self) -> tuple[datetime, ...]:
         """Where its buckets begin, and where the last ends."""
-        inner = [at for at in _boundaries(self) if self.since < at < self.until]
+        inner = [at for at in self._natural if self.since < at < self.until]
         return (self.since, *inner, self.until)
 
     @property
     def partial(self) -> tuple[bool, ...]:
         """Whether each bucket is shorter than its step, since the period cuts it."""
-        natural = set(_boundaries(self))
+        natural = set(self._natural)
         edges = self.edges
         flags = [False] * (len(edges) - 1)
         if self.step != "all":
@@ -84,22 +85,31 @@ class Query:
             flags[-1] = flags[-1] or edges[-1] not in natural
         return tuple(flags)
 
+    @property
+    def _natural(self) -> tuple[datetime, ...]:
+        return boundaries(self.since, self.until, self.step, self.zone)
 
-def _boundaries(query: Query) -> Iterator[datetime]:
-    """Beginnings of steps in the query's zone, from before its start to after its end."""
-    if query.step == "all":
+
+@lru_cache(maxsize=64)
+def boundaries(since: datetime, until: datetime, step: str, zone: ZoneInfo) -> tuple[datetime, ...]:
+    """Beginnings of steps in a zone, from before a period's start to after its end."""
+    return tuple(_boundaries(since, until, step, zone))
+
+
+def _boundaries(since: datetime, until: datetime, step: str, zone: ZoneInfo) -> Iterator[datetime]:
+    if step == "all":
         return
-    day = query.since.astimezone(query.zone).date() - timedelta(days=1)
-    last = query.until.astimezone(query.zone).date() + timedelta(days=1)
+    day = since.astimezone(zone).date() - timedelta(days=1)
+    last = until.astimezone(zone).date() + timedelta(days=1)
     while day <= last:
-        start, end = midnight(day, query.zone), midnight(day + timedelta(days=1), query.zone)
-        if query.step in _HOURS:
+        start, end = midnight(day, zone), midnight(day + timedelta(days=1), zone)
+        if step in _HOURS:
             # By elapsed time, so the day on which clocks change has an hour more or less.
-            width = timedelta(hours=_HOURS[query.step])
+            width = timedelta(hours=_HOURS[step])
             while start < end:
                 yield start
                 start += width
-        elif _begins(day, query.step):
+        elif _begins(day, step):
             yield start
         day += timedelta(days=1)
 

@@ -5,6 +5,7 @@ So the numbers are the same whether or not they were kept before.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
@@ -28,7 +29,7 @@ from scheduling.analytics.computing import (
 )
 from scheduling.analytics.events import Source
 from scheduling.analytics.intervals import Floats, Ints
-from scheduling.analytics.measures import NO_PROJECT, Measure, Scope
+from scheduling.analytics.measures import NO_PROJECT, QUARTERS_PER_DAY, Measure, Scope
 from scheduling.models import UsageDay, UsageMonth
 
 MONTH_TYPE = np.float32
@@ -86,7 +87,7 @@ def read(
         for (row_scope, measure, project, key), row in compute(start, start + DAY, now).items():
             is_wanted = row_scope == scope and (project == NO_PROJECT) == is_total
             if is_wanted and measure in collected:
-                collected[measure].add(day, project, key, row.tobytes())
+                collected[measure].add_days(project, key, [day], [row.tobytes()])
     skipped = (since - midnight(first_day)) // bin_width
     count = (until - since) // bin_width
     tables = {measure: item.table() for measure, item in collected.items()}
@@ -186,46 +187,55 @@ class Collected:
         self._fold = np.maximum if measure is Measure.MEMORY_PEAK else np.add
         self._first_day, self._num_days, self._per_day = first_day, num_days, per_day
         self._numbers: dict[tuple[int, str], int] = {}
-        self._group: list[int] = []
-        self._day: list[int] = []
-        self._data: list[bytes] = []
-        self._months: list[tuple[int, int, bytes]] = []
+        self._days: list[tuple[int, Sequence[date], Sequence[bytes]]] = []
+        self._months: dict[date, list[tuple[int, bytes]]] = defaultdict(list)
 
     def _number(self, project: int, key: str) -> int:
         return self._numbers.setdefault((project, key), len(self._numbers))
 
-    def add(self, day: date, project: int, key: str, data: bytes) -> None:
-        """Add a day by quarter-hours."""
-        self._group.append(self._number(project, key))
-        self._day.append((day - self._first_day).days)
-        self._data.append(data)
+    def add_days(self, project: int, key: str, days: Sequence[date], data: Sequence[bytes]) -> None:
+        """Add days of a group by quarter-hours."""
+        self._days.append((self._number(project, key), days, data))
 
     def add_month(self, month: date, project: int, key: str, data: bytes) -> None:
         """Add a month by hours."""
-        first = (month - self._first_day).days * self._per_day
-        self._months.append((self._number(project, key), first, data))
+        self._months[month].append((self._number(project, key), data))
 
     def table(self) -> Table:
         """All days of the period, by bins."""
         num_groups = len(self._numbers)
         values = np.zeros((num_groups, self._num_days, self._per_day))
-        if self._data:
-            quarters = np.frombuffer(b"".join(self._data))
-            bins = quarters.reshape(len(self._data), self._per_day, -1)
-            values[self._group, self._day] = self._fold.reduce(bins, axis=2)
+        if self._days:
+            quarters = np.frombuffer(b"".join([part for _, _, data in self._days for part in data]))
+            bins = quarters.reshape(len(quarters) // QUARTERS_PER_DAY, self._per_day, -1)
+            counts = [len(days) for _, days, _ in self._days]
+            group = np.repeat([number for number, _, _ in self._days], counts)
+            first = self._first_day.toordinal()
+            days = [day.toordinal() - first for _, days, _ in self._days for day in days]
+            values[group, days] = self._fold.reduce(bins, axis=2)
         flat = values.reshape(num_groups, self._num_days * self._per_day)
-        for group, first, data in self._months:
-            hours = np.frombuffer(data, dtype=MONTH_TYPE)
-            flat[group, first : first + len(hours)] = hours
+        for month, rows in self._months.items():
+            first = (month - self._first_day).days * self._per_day
+            together = np.frombuffer(b"".join([data for _, data in rows]), dtype=MONTH_TYPE)
+            hours = together.reshape(len(rows), -1)
+            flat[[number for number, _ in rows], first : first + hours.shape[1]] = hours
         return Table(tuple(self._numbers), flat)
 
 
 def read_days(
     scope: Scope, into: dict[Measure, Collected], days: Sequence[date], is_total: bool
 ) -> None:
+    """Add what is kept of these days."""
     rows = kept_rows("usagevector", "day", (scope, is_total), into, days)
+    by_group: dict[tuple[int, int, str], tuple[list[date], list[bytes]]] = {}
     for measure, day, project, key, data in rows:
-        into[Measure(measure)].add(day, project, key, data)
+        group = by_group.get((measure, project, key))
+        if group is None:
+            group = by_group[measure, project, key] = [], []
+        group[0].append(day)
+        group[1].append(data)
+    for (measure, project, key), (moments, parts) in by_group.items():
+        into[Measure(measure)].add_days(project, key, moments, parts)
 
 
 def _read_months(
