@@ -77,12 +77,12 @@ def _answers(path: Path) -> bool:
 async def run_cell(kernel: ClientConnection, code: str) -> str:
     """Run a cell over a kernel's WebSocket; what it prints."""
     is_v1 = kernel.subprotocol == KERNEL_PROTOCOL
-    request = _request(code)
-    await kernel.send(_pack_v1(request) if is_v1 else json.dumps(request))
+    request = execution(code)
+    await kernel.send(pack_v1(request) if is_v1 else json.dumps(request))
     printed, is_idle, is_answered = "", False, False
     while not (is_idle and is_answered):
         raw = await kernel.recv()
-        message = _unpack_v1(raw) if isinstance(raw, bytes) else json.loads(raw)
+        message = unpack_v1(raw) if isinstance(raw, bytes) else json.loads(raw)
         if message["parent_header"].get("msg_id") != request["header"]["msg_id"]:
             continue
         kind, content = message["header"]["msg_type"], message["content"]
@@ -92,7 +92,7 @@ async def run_cell(kernel: ClientConnection, code: str) -> str:
     return printed
 
 
-def _request(code: str) -> dict[str, Any]:
+def execution(code: str) -> dict[str, Any]:
     header = {
         "msg_id": uuid.uuid4().hex,
         "msg_type": "execute_request",
@@ -115,7 +115,7 @@ def _request(code: str) -> dict[str, Any]:
 _PARTS = ("header", "parent_header", "metadata", "content")
 
 
-def _pack_v1(message: dict[str, Any]) -> bytes:
+def pack_v1(message: dict[str, Any]) -> bytes:
     parts = [message["channel"].encode(), *(json.dumps(message[part]).encode() for part in _PARTS)]
     offsets = [8 * (len(parts) + 2)]
     for part in parts:
@@ -124,7 +124,7 @@ def _pack_v1(message: dict[str, Any]) -> bytes:
     return b"".join([*(number.to_bytes(8, "little") for number in numbers), *parts])
 
 
-def _unpack_v1(data: bytes) -> dict[str, Any]:
+def unpack_v1(data: bytes) -> dict[str, Any]:
     count = int.from_bytes(data[:8], "little")
     offsets = [int.from_bytes(data[8 * i : 8 * (i + 1)], "little") for i in range(1, count + 1)]
     parts = [data[start:end] for start, end in itertools.pairwise(offsets[1:])]

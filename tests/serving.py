@@ -19,6 +19,7 @@ from typing import Any
 
 import uvicorn
 
+from scheduling.agent.cells import Cells
 from scheduling.agent.protocol import CheckAnswer, CheckRequest, FieldProblem, WatchRequest
 from scheduling.agent.relay import SessionEndpoint
 
@@ -52,6 +53,34 @@ def wait_until(is_so: Any) -> None:
 
 
 @dataclass(slots=True)
+class Gpus:
+    """The GPUs of all sessions: here, or away until a test says otherwise."""
+
+    away: bool = False
+    is_lost: bool = False
+    num_wakes: int = 0
+    expected_s: float | None = None
+    tongue: str = ""
+
+    def is_away(self, attempt_id: str) -> bool:
+        return self.away
+
+    def wake_for_cell(self, attempt_id: str) -> None:
+        self.num_wakes += 1
+
+    async def until_back(self, attempt_id: str) -> bool:
+        while self.away and not self.is_lost:
+            await asyncio.sleep(0.005)
+        return not self.is_lost
+
+    def expected_wake_s(self, attempt_id: str) -> float | None:
+        return self.expected_s
+
+    def language(self, attempt_id: str) -> str:
+        return self.tongue
+
+
+@dataclass(slots=True)
 class Host:
     """An agent as far as the relay is concerned."""
 
@@ -60,6 +89,18 @@ class Host:
     logs: dict[str, Path] = field(default_factory=dict)
     num_woken: int = 0
     watched: list[WatchRequest] = field(default_factory=list)
+    gpus: Gpus = field(default_factory=Gpus)
+    buttons: list[str] = field(default_factory=list)
+    held_by: Cells | None = None
+
+    @property
+    def cells(self) -> Cells:
+        self.held_by = self.held_by or Cells(self.gpus)
+        return self.held_by
+
+    def wake_session(self, attempt_id: str) -> bool:
+        self.buttons.append(attempt_id)
+        return attempt_id in self.sessions
 
     def wake(self) -> None:
         self.num_woken += 1

@@ -24,6 +24,7 @@ import httpx
 import uvicorn
 
 from scheduling.agent import check, isolation, node
+from scheduling.agent.cells import Cells
 from scheduling.agent.folders import Folders
 from scheduling.agent.idle import IdleWatch
 from scheduling.agent.launch import Site
@@ -232,6 +233,7 @@ class Controller:
                 order_again=self.runner.order_again,
             ),
         )
+        self.cells = Cells(self)
         self.runner.may_start = self.loans.moves.may_start
         self._is_stopping = False
         self._leave = asyncio.Event()
@@ -254,6 +256,34 @@ class Controller:
         """The attempt's Jupyter."""
         session = self.runner.session(attempt_id)
         return None if session is None else SessionEndpoint(session.socket, session.token)
+
+    def wake_session(self, attempt_id: str) -> bool:
+        """Somebody pressed the button."""
+        self.loans.wake(attempt_id, LoanEnd.BUTTON)
+        return attempt_id in self.runner.attempts
+
+    # ------------------------------------------------------------------ what held cells ask
+
+    def is_away(self, attempt_id: str) -> bool:
+        """See `SessionGpus`."""
+        return self.loans.moves.is_away(attempt_id)
+
+    def wake_for_cell(self, attempt_id: str) -> None:
+        """See `SessionGpus`."""
+        self.loans.wake(attempt_id, LoanEnd.CELL)
+
+    async def until_back(self, attempt_id: str) -> bool:
+        """See `SessionGpus`."""
+        return await self.loans.moves.until_back(attempt_id)
+
+    def expected_wake_s(self, attempt_id: str) -> float | None:
+        """See `SessionGpus`."""
+        return self.loans.moves.expected_wake_s(attempt_id)
+
+    def language(self, attempt_id: str) -> str:
+        """See `SessionGpus`."""
+        attempt = self.runner.attempts.get(attempt_id)
+        return "" if attempt is None else attempt.spec.language
 
     async def check(self, request: CheckRequest) -> CheckAnswer:
         """Whether a workload could run this command in this folder."""
@@ -358,7 +388,7 @@ class Controller:
         return [
             replace(
                 report,
-                idle=self.idle.report(report.attempt_id, held_cells=0),
+                idle=self._idle_report(report.attempt_id),
                 swap=self.loans.moves.report_of(report.attempt_id),
             )
             for report in self.runner.reports()
@@ -420,10 +450,13 @@ class Controller:
             await self.runner.look_for_idleness(self.idle, watched)
             await asyncio.sleep(_LOOK_FOR_IDLENESS_EVERY_S)
 
+    def _idle_report(self, attempt_id: str) -> IdleReport | None:
+        return self.idle.report(attempt_id, self.cells.num_held(attempt_id))
+
     async def _look_at_session(self, attempt_id: str) -> IdleReport | None:
         """A fresh look at a session's idleness."""
         await self.runner.look_for_idleness(self.idle, [attempt_id])
-        return self.idle.report(attempt_id, held_cells=0)
+        return self._idle_report(attempt_id)
 
     async def _watch_lenders_forever(self) -> None:
         """Wake sessions that turn busy by themselves: a widget's callback, a program in a terminal.

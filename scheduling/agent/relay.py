@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 from urllib.parse import parse_qs
 
+from scheduling.agent.cells import CHANNELS, Cells
 from scheduling.agent.forward import (
     SERVER_OPTIONS,
     Client,
@@ -68,7 +69,9 @@ LOG_MAX_BYTES: Final = 4 * 1024 * 1024
 CHECK_MAX_BYTES: Final = 1024 * 1024
 
 _AUTHORIZATION: Final = b"authorization"
-_ATTEMPT_PATH: Final = re.compile(rb"/attempts/([0-9A-Za-z-]{1,64})/(log$|session/.*)", re.DOTALL)
+_ATTEMPT_PATH: Final = re.compile(
+    rb"/attempts/([0-9A-Za-z-]{1,64})/(log$|wake$|session/.*)", re.DOTALL
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +104,15 @@ class RelayHost(Protocol):
 
     def session(self, attempt_id: str) -> SessionEndpoint | None:
         """The attempt's Jupyter; None if it is no session of ours or has ended."""
+        ...
+
+    @property
+    def cells(self) -> Cells:
+        """The connections to kernels, which wait while a GPU is away."""
+        ...
+
+    def wake_session(self, attempt_id: str) -> bool:
+        """Bring a session's GPU back; False if there is no such attempt."""
         ...
 
     async def check(self, request: CheckRequest) -> CheckAnswer:
@@ -155,7 +167,9 @@ class _Relay:
         match = _ATTEMPT_PATH.fullmatch(path)
         if match and match[2].startswith(b"session/"):
             await self._session(client, match[1].decode(), match[2].removeprefix(b"session"))
-        elif match and method in {"GET", "HEAD"}:
+        elif match and match[2] == b"wake" and method == "POST":
+            await self._wake_session(client, match[1].decode())
+        elif match and match[2] == b"log" and method in {"GET", "HEAD"}:
             await self._log(client, match[1].decode())
         elif path == b"/wake" and method == "POST":
             self._host.wake()
@@ -182,10 +196,20 @@ class _Relay:
             target_of(path, client.scope["query_string"]),
             headers,
         )
-        if client.scope["type"] == "websocket":
-            await forward_websocket(client, onward)
-        else:
+        if client.scope["type"] != "websocket":
+            self._host.cells.ordered(attempt_id, client.scope["method"], path)
             await self._forwarder.forward(client, onward)
+        elif match := CHANNELS.fullmatch(path):
+            kernel = match[1].decode("latin-1")
+            async with self._host.cells.connection(attempt_id, kernel, client) as held:
+                await forward_websocket(held.client, onward)
+        else:
+            await forward_websocket(client, onward)
+
+    async def _wake_session(self, client: Client, attempt_id: str) -> None:
+        if not self._host.wake_session(attempt_id):
+            raise RelayError(404, f"Attempt {attempt_id} is not here.")
+        await client.respond(204, [], b"")
 
     async def _log(self, client: Client, attempt_id: str) -> None:
         query = parse_qs(client.scope["query_string"].decode("latin-1"))

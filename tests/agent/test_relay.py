@@ -114,6 +114,13 @@ async def test_wakes_the_agent(web: httpx.AsyncClient, host: Host) -> None:
     assert (await web.get("/wake")).status_code == 404
 
 
+async def test_the_button_wakes_a_session(web: httpx.AsyncClient, host: Host) -> None:
+    assert (await web.post("/attempts/a1/wake")).status_code == 204
+    assert (await web.post("/attempts/nobody/wake")).status_code == 404
+    assert (await web.get("/attempts/a1/wake")).status_code == 404
+    assert host.buttons == ["a1", "nobody"]
+
+
 async def test_passes_a_check_on(web: httpx.AsyncClient) -> None:
     request = CheckRequest("vision", 1, "ann", 1, command=["no-such-program"])
     response = await web.post("/check", content=encode(request))
