@@ -12,7 +12,7 @@ import uuid
 from typing import TYPE_CHECKING, ClassVar
 
 from django.contrib.auth.models import AbstractUser
-from django.core.validators import MinValueValidator, RegexValidator
+from django.core.validators import MaxValueValidator, MinValueValidator, RegexValidator
 from django.db import models
 from django.db.models import F, Q
 from django.utils.translation import gettext_lazy as _
@@ -63,6 +63,8 @@ class NodeType(models.Model):
     Attributes:
         capacity_gpu_milli: What the registered nodes of this type offer; written by `scheduling`
             when nodes register, read here so that quotas cannot promise more.
+        swap_enabled: Idle sessions may be swapped out on its nodes.
+        swap_host_mib: Of a node's memory, so much may hold what was swapped out.
     """
 
     name = models.CharField(_("name"), max_length=40, unique=True, validators=[validate_slug])
@@ -73,6 +75,10 @@ class NodeType(models.Model):
     gpu_memory_mib = models.PositiveIntegerField(_("usable memory of a GPU, MiB"), default=0)
     capacity_gpu_milli = models.PositiveIntegerField(default=0, editable=False)
     min_runtime_s = models.PositiveIntegerField(_("minimum runtime, s"), default=0)
+    swap_enabled = models.BooleanField(_("swaps idle sessions out"), default=False)
+    swap_host_mib = models.PositiveIntegerField(
+        _("memory for what is swapped out, MiB a node"), default=102_400
+    )
     gpu_price_per_hour = models.DecimalField(
         _("price of a GPU per hour"),
         max_digits=10,
@@ -128,6 +134,10 @@ class Project(models.Model):
     Attributes:
         priority: Bucket for the surplus, 0 to 1000, higher first.
         cpu_quota_milli, memory_quota_mib: None means not counted (no guarantee needed, no ceiling).
+        lends_idle: Idle sessions' devices are lent to waiting trainings, of any project.
+        lending_window_s: So long a session must have been idle before.
+        idle_gpu_percent, idle_cpu_percent, idle_network_kib_s: Below this, use counts as none: of
+            the devices, of the cores asked for, in and out.
     """
 
     name = models.CharField(_("name"), max_length=40, unique=True, validators=[validate_slug])
@@ -147,6 +157,25 @@ class Project(models.Model):
     cpu_limit_milli = models.PositiveIntegerField(_("CPU limit, millicores"), null=True, blank=True)
     memory_quota_mib = models.PositiveIntegerField(_("memory quota, MiB"), null=True, blank=True)
     memory_limit_mib = models.PositiveIntegerField(_("memory limit, MiB"), null=True, blank=True)
+    lends_idle = models.BooleanField(_("lends idle devices"), default=False)
+    lending_window_s = models.PositiveIntegerField(
+        _("idle before lending, seconds"),
+        default=120,
+        validators=[MinValueValidator(30), MaxValueValidator(86_400)],
+    )
+    idle_gpu_percent = models.FloatField(
+        _("idle below GPU use, %"),
+        default=2.0,
+        validators=[MinValueValidator(0), MaxValueValidator(100)],
+    )
+    idle_cpu_percent = models.FloatField(
+        _("idle below CPU use, %"),
+        default=10.0,
+        validators=[MinValueValidator(0), MaxValueValidator(100)],
+    )
+    idle_network_kib_s = models.FloatField(
+        _("idle below network use, KiB/s"), default=50.0, validators=[MinValueValidator(0)]
+    )
     created_at = models.DateTimeField(auto_now_add=True)
 
     if TYPE_CHECKING:
@@ -160,6 +189,10 @@ class Project(models.Model):
         verbose_name_plural = _("projects")
         constraints: ClassVar = [
             models.CheckConstraint(condition=Q(priority__lte=1000), name="project_priority_range"),
+            models.CheckConstraint(
+                condition=Q(lending_window_s__gte=30, lending_window_s__lte=86_400),
+                name="project_lending_window_range",
+            ),
             models.CheckConstraint(
                 condition=Q(cpu_limit_milli__isnull=True)
                 | Q(cpu_quota_milli__isnull=True)

@@ -14,6 +14,7 @@ from scheduling.models.attempts import (
     Checkpoint,
     DeviceAllocation,
     DeviceHold,
+    SwapState,
 )
 from scheduling.models.history import (
     CapacityInterval,
@@ -35,6 +36,7 @@ from scheduling.models.records import (
     PlannerStatus,
     ProjectUsage,
 )
+from scheduling.models.swap import IdleSpell, Loan, LoanState
 from scheduling.models.workloads import (
     ACTIVE_PHASES,
     ENDED_PHASES,
@@ -71,12 +73,16 @@ __all__ = [
     "DeviceAllocation",
     "DeviceHold",
     "Event",
+    "IdleSpell",
+    "Loan",
+    "LoanState",
     "Node",
     "NodeState",
     "Phase",
     "PlannerStatus",
     "Priority",
     "ProjectUsage",
+    "SwapState",
     "UsageDay",
     "UsageMonth",
     "UsageMonthVector",

@@ -35,6 +35,18 @@ class AttemptGoal(models.TextChoices):
     STOP = "stop"
 
 
+class SwapState(models.TextChoices):
+    """Where an attempt's device memory is; the values are those of `agent.protocol.SwapState`."""
+
+    RUNNING = "running"
+    LOCKING = "locking"
+    SWAPPING_OUT = "swapping_out"
+    SWAPPED_OUT = "swapped_out"
+    WAITING = "waiting"
+    SWAPPING_IN = "swapping_in"
+    FAILED = "failed"
+
+
 class AttemptQuerySet(models.QuerySet["Attempt"]):
     def open(self) -> Self:
         """Those that have not ended."""
@@ -57,6 +69,14 @@ class Attempt(models.Model):
         goal_detail: Why it is to stop, in words, for the attempt's log.
         is_ready: For a session: its socket answers.
         lost_progress_s: For an evicted one: seconds since its last checkpoint when it stopped.
+        idle_signals: Of a session, as last reported: since when each signal has been quiet.
+        idle_since: Since when all are; the periodic watch writes it, a busy signal clears it.
+        idle_seen_at: When the watch last saw it idle: what it has not seen lately is not lent.
+        swap_state, swap_since: Where its device memory is, and since when.
+        swap_obstacle: Why it cannot be swapped; empty if it can.
+        woke_at: When its device last came back to it.
+        lend_asked_at: Its owner wants it swapped out without waiting for the window.
+        not_lent: Why its device is not lent though it is idle: `core.decisions.Reason` as JSON.
     """
 
     id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
@@ -90,6 +110,20 @@ class Attempt(models.Model):
     )
     lost_progress_s = models.FloatField(null=True, blank=True)
 
+    idle_signals = models.JSONField(default=dict, blank=True)
+    idle_since = models.DateTimeField(null=True, blank=True)
+    idle_seen_at = models.DateTimeField(null=True, blank=True)
+    swap_state = models.CharField(
+        max_length=16, choices=SwapState.choices, default=SwapState.RUNNING
+    )
+    swap_since = models.DateTimeField(null=True, blank=True)
+    swap_obstacle = models.CharField(max_length=40, blank=True)
+    bytes_on_device = models.BigIntegerField(default=0)
+    bytes_on_host = models.BigIntegerField(default=0)
+    woke_at = models.DateTimeField(null=True, blank=True)
+    lend_asked_at = models.DateTimeField(null=True, blank=True)
+    not_lent = models.JSONField(default=dict, blank=True)
+
     objects = AttemptQuerySet.as_manager()
 
     if TYPE_CHECKING:
@@ -115,6 +149,9 @@ class Attempt(models.Model):
                 condition=Q(goal__in=AttemptGoal.values), name="attempt_goal_known"
             ),
             models.CheckConstraint(
+                condition=Q(swap_state__in=SwapState.values), name="attempt_swap_state_known"
+            ),
+            models.CheckConstraint(
                 condition=Q(phase="ended", ended_at__isnull=False)
                 | (~Q(phase="ended") & Q(ended_at__isnull=True)),
                 name="attempt_end_agrees",
@@ -136,6 +173,9 @@ class Allocation(models.Model):
     Attributes:
         gpu_milli: Sum over its devices.
         is_borrowed: Beyond quota when it was given.
+        is_lent: Its devices are on loan: they count neither for quota nor for what devices hold.
+        gpu_from: Since when its devices have been its own, where they were on loan at first. What
+            it uses on loan is in its loans.
     """
 
     attempt = models.OneToOneField(Attempt, on_delete=models.CASCADE, related_name="allocation")
@@ -146,6 +186,8 @@ class Allocation(models.Model):
     cpu_milli = models.PositiveIntegerField()
     memory_mib = models.PositiveIntegerField()
     is_borrowed = models.BooleanField(default=False)
+    is_lent = models.BooleanField(default=False)
+    gpu_from = models.DateTimeField(null=True, blank=True)
     started_at = models.DateTimeField()
     ended_at = models.DateTimeField(null=True, blank=True)
 
@@ -164,6 +206,10 @@ class Allocation(models.Model):
                 condition=Q(ended_at__isnull=True) | Q(ended_at__gte=F("started_at")),
                 name="allocation_interval_valid",
             ),
+            models.CheckConstraint(
+                condition=Q(is_lent=False) | Q(gpu_from__isnull=True),
+                name="allocation_loan_agrees",
+            ),
         ]
 
     def __str__(self) -> str:
@@ -171,7 +217,7 @@ class Allocation(models.Model):
 
 
 class DeviceAllocation(models.Model):
-    """The part of one device that an allocation holds.
+    """The part of one device that an allocation holds, or has on loan (`is_lent`).
 
     `memory_mib` is what the attempt sees as the device's total.
     """
@@ -181,6 +227,7 @@ class DeviceAllocation(models.Model):
     gpu_milli = models.PositiveIntegerField()
     memory_mib = models.PositiveIntegerField()
     is_open = models.BooleanField(default=True)
+    is_lent = models.BooleanField(default=False)
 
     class Meta:
         constraints: ClassVar = [
@@ -192,8 +239,13 @@ class DeviceAllocation(models.Model):
             ),
             models.UniqueConstraint(
                 fields=["device"],
-                condition=Q(is_open=True, gpu_milli=1000),
+                condition=Q(is_open=True, gpu_milli=1000, is_lent=False),
                 name="device_whole_given_once",
+            ),
+            models.UniqueConstraint(
+                fields=["device"],
+                condition=Q(is_open=True, gpu_milli=1000, is_lent=True),
+                name="device_whole_lent_once",
             ),
         ]
 
