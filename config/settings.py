@@ -143,6 +143,8 @@ CELERY_TASK_DEFAULT_QUEUE = "dispatch"
 CELERY_TASK_ROUTES = {
     "scheduling.cycle": {"queue": "cycle"},
     "scheduling.keep_usage": {"queue": "telemetry"},
+    # Waits behind nothing, and nothing behind it.
+    "scheduling.watch_idle": {"queue": "idle"},
     "scheduling.*": {"queue": "dispatch"},
     "telemetry.*": {"queue": "telemetry"},
 }
@@ -161,6 +163,7 @@ CELERY_BEAT_SCHEDULE = {
         "scheduling.cycle": 5.0,
         "scheduling.dispatch": 2.0,
         "scheduling.watch_nodes": 5.0,
+        "scheduling.watch_idle": 10.0,
         "telemetry.expire": 600.0,
         "telemetry.roll_up": 60.0,
         "scheduling.keep_usage": 120.0,

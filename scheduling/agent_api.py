@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import uuid
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import wraps
 from urllib.parse import urlsplit
 
@@ -23,10 +23,12 @@ from scheduling.models import (
     AttemptPhase,
     CheckpointMode,
     DeviceAllocation,
+    Loan,
     Workload,
     Zone,
 )
 from scheduling.services.claims import Identity, RivalError, check_zone
+from scheduling.services.lending import record_loans
 from scheduling.services.observation import record_attempts, record_nodes
 from scheduling.services.zones import zone_of_token
 from telemetry.ingestion import IngestionError, ingest
@@ -94,8 +96,11 @@ def report(request: HttpRequest, zone: Zone) -> HttpResponse:
     message = protocol.decode(request.body, protocol.Report)
     _check_zone(message.zone, zone)
     refused = record_nodes(zone, message, _agent_of(request))
+    loans = record_loans(zone.pk, message.loans)
     settled = record_attempts(zone, message.attempts)
-    return _answer(protocol.Acknowledged(settled=settled, refused_nodes=refused))
+    return _answer(
+        protocol.Acknowledged(settled=settled, settled_loans=loans, refused_nodes=refused)
+    )
 
 
 @for_agents
@@ -126,7 +131,8 @@ def desired_state(zone: Zone) -> protocol.Desired:
     rows = list(
         Attempt.objects.open()
         .filter(node__zone=zone)
-        .select_related("workload__project", "workload__owner", "node__zone", "allocation")
+        .select_related("workload__project", "workload__owner", "allocation")
+        .select_related("node__zone", "node__node_type")
         .prefetch_related("allocation__devices__device__node")
         .order_by("placed_at", "pk")
     )
@@ -135,7 +141,39 @@ def desired_state(zone: Zone) -> protocol.Desired:
         zone=zone.name,
         attempts=[_spec(row, crews.get(row.workload_id, ())) for row in rows],
         members={str(workload): _members(crew) for workload, crew in crews.items()},
+        loans=list(desired_loans(zone)),
+        swap_host_mib=swap_reserves(zone),
     )
+
+
+def desired_loans(zone: Zone) -> Iterable[protocol.Loan]:
+    """Loans that the zone's agent is to carry out, or to keep up."""
+    rows = (
+        Loan.objects.wanted()
+        .filter(lender__node__zone=zone)
+        .select_related("lender__workload__project")
+        .order_by("started_at", "pk")
+    )
+    for row in rows:
+        is_asked = row.lender.lend_asked_at is not None or row.expected_left_s is None
+        window_s = row.lender.workload.project.lending_window_s
+        yield protocol.Loan(
+            loan_id=str(row.pk),
+            lender_attempt_id=str(row.lender_id),
+            borrower_attempt_id=str(row.borrower_id),
+            device_uuids=[row.device_id],
+            idle_s=0.0 if is_asked else float(window_s),
+        )
+
+
+def swap_reserves(zone: Zone) -> dict[str, int]:
+    """Memory that Swap may use on each node, by its type."""
+    rows = zone.nodes.filter(node_type__isnull=False).select_related("node_type")
+    reserves = {}
+    for node in rows:
+        kind = node.node_type
+        reserves[node.name] = kind.swap_host_mib if kind and kind.swap_enabled else 0
+    return reserves
 
 
 def _crews(workloads: Collection[uuid.UUID]) -> Mapping[uuid.UUID, Sequence[Attempt]]:
@@ -151,6 +189,7 @@ def _crews(workloads: Collection[uuid.UUID]) -> Mapping[uuid.UUID, Sequence[Atte
 def _spec(attempt: Attempt, crew: Sequence[Attempt]) -> protocol.AttemptSpec:
     workload = attempt.workload
     session = workload.is_session
+    kind = attempt.node.node_type
     return protocol.AttemptSpec(
         attempt_id=str(attempt.pk),
         workload_id=str(workload.pk),
@@ -176,6 +215,12 @@ def _spec(attempt: Attempt, crew: Sequence[Attempt]) -> protocol.AttemptSpec:
         base_url=f"/s/{workload.pk}/" if session else "",
         session_secret=workload.session_secret if session else "",
         crew=_crew(attempt, crew) if workload.max_replicas > 1 else None,
+        is_swappable=kind is not None and kind.swap_enabled,
+        idle=protocol.IdleThresholds(
+            gpu_percent=workload.project.idle_gpu_percent,
+            cpu_fraction=workload.project.idle_cpu_percent / 100,
+            network_kib_s=workload.project.idle_network_kib_s,
+        ),
     )
 
 

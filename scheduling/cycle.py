@@ -20,7 +20,7 @@ from django.db.models.functions import Coalesce
 from django.utils import timezone
 
 from scheduling.core.cycle import plan
-from scheduling.core.decisions import Evict, Hold, Move, Plan, Start
+from scheduling.core.decisions import Hold, Plan
 from scheduling.core.scenario import export_scenario
 from scheduling.models import CycleRecord, Device, DeviceAllocation, DeviceHold, PlannerStatus
 from scheduling.services.planning import StalePlanError, apply_plan
@@ -67,7 +67,7 @@ def run_cycle(*, wait: bool = False) -> Outcome | None:
             except Exception as error:
                 _note_failure(error)
                 raise
-            effects = any(isinstance(item, Start | Evict | Move) for item in decided.decisions)
+            effects = any(not isinstance(item, Hold) for item in decided.decisions)
             return Outcome(effects, len(decided.decisions), time.monotonic() - began)
     logger.warning("gave up after %s stale plans; the next cycle goes on", MAX_STALE_TRIES)
     return Outcome(False, 0, time.monotonic() - began)
@@ -99,7 +99,7 @@ def _expire_holds() -> None:
 def _mend_devices() -> None:
     """Re-derive what devices hold from the open allocations, should somebody have deleted some."""
     held = (
-        DeviceAllocation.objects.filter(device=OuterRef("pk"), is_open=True)
+        DeviceAllocation.objects.filter(device=OuterRef("pk"), is_open=True, is_lent=False)
         .values("device")
         .annotate(total=Sum("gpu_milli"))
         .values("total")

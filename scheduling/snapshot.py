@@ -11,26 +11,41 @@ import uuid
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 
-from django.db.models import Max, Prefetch
+from django.db.models import Avg, F, Max, Prefetch, Window
+from django.db.models.functions import RowNumber
 from django.utils import timezone
 
 from projects.models import GpuQuota, NodeType, Project
 from scheduling.core import types as core
+from scheduling.core.lenders import LENDING_OFF
+from scheduling.core.predict.idleness import Spell, expected_left_s
 from scheduling.models import (
     LEADER,
     Attempt,
     Checkpoint,
     DeviceAllocation,
     DeviceHold,
+    IdleSpell,
+    Loan,
+    LoanState,
     Node,
     NodeState,
     Phase,
+    SwapState,
     Workload,
 )
 
 LEAVING_PHASES = (Phase.CHECKPOINTING, Phase.STOPPING)
+
+IDLE_MARK_LASTS_S = 40.0
+"""A session that the periodic watch has not seen idle for so long is not lent."""
+MAX_SPELLS = 200
+"""A person's latest idle spells on which the prediction rests."""
+ASKED_LEFT_S = 86_400.0
+"""Whoever asks for it to be swapped out will not be back soon."""
+MIB = 1024 * 1024
 
 SESSION_PRIORITY = 100
 """Sessions have no priority of their own: inside quota they come before every training of their
@@ -64,6 +79,7 @@ def take_snapshot() -> Taken:
             nodes=tuple(_nodes()),
             projects=tuple(_projects()),
             workloads=tuple(_workloads(workloads)),
+            loans=tuple(_loans(workloads)),
         ),
         policy=_policy(),
         rows={workload_id(row): row for row in workloads},
@@ -86,8 +102,21 @@ def index_of(replica: core.ReplicaId) -> int:
 def _policy() -> core.Policy:
     runtimes = NodeType.objects.filter(min_runtime_s__gt=0).values_list("name", "min_runtime_s")
     return core.Policy(
-        min_runtime_s={core.NodeTypeName(name): float(seconds) for name, seconds in runtimes}
+        min_runtime_s={core.NodeTypeName(name): float(seconds) for name, seconds in runtimes},
+        swap_mib_per_s=_swap_rates(),
     )
+
+
+def _swap_rates() -> Mapping[core.NodeTypeName, float]:
+    """How fast device memory was moved to the host in the last week, by node type."""
+    week = timezone.now() - timedelta(days=7)
+    found = (
+        Loan.objects.filter(started_at__gte=week, out_s__gt=0, swapped_out_bytes__gt=0)
+        .filter(device__node__node_type__isnull=False)
+        .values_list("device__node__node_type__name")
+        .annotate(rate=Avg(F("swapped_out_bytes") / F("out_s")))
+    )
+    return {core.NodeTypeName(name): rate / MIB for name, rate in found}
 
 
 def _nodes() -> Iterable[core.Node]:
@@ -103,6 +132,7 @@ def _nodes() -> Iterable[core.Node]:
             gpu_key=gpu_key(name),
             node_type=core.NodeTypeName(name) if name else None,
             labels=node.labels,
+            swap_host_mib=node.node_type.swap_host_mib if node.node_type else 0,
             is_ready=node.state == NodeState.READY
             and not node.zone.is_stopping
             and all(device.is_healthy for device in devices),
@@ -155,8 +185,12 @@ def _unfinished() -> Iterable[Workload]:
     parts = DeviceAllocation.objects.select_related("device").order_by("device__index")
     attempts = (
         Attempt.objects.open()
-        .select_related("allocation__node")
-        .prefetch_related(Prefetch("allocation__devices", parts))
+        .select_related("allocation__node__node_type")
+        .prefetch_related(
+            Prefetch("allocation__devices", parts),
+            Prefetch("loans_given", Loan.objects.open()),
+            Prefetch("loans_taken", Loan.objects.open().select_related("lender")),
+        )
         .order_by("replica")
     )
     return (
@@ -172,13 +206,112 @@ def _unfinished() -> Iterable[Workload]:
 def _workloads(rows: Sequence[Workload]) -> Iterable[core.Workload]:
     saved = _last_saved(rows)
     now = timezone.now()
+    idle = _idleness(rows, now)
     for row in rows:
         workload = core_workload(row, tuple(_replicas(row)))
         yield replace(
             workload,
+            idle=idle.get(row.pk),
             incomplete_since_s=_seconds(row.incomplete_since),
             eviction_cost=_eviction_cost(row, saved, now),
         )
+
+
+def _idleness(rows: Sequence[Workload], now: datetime) -> Mapping[uuid.UUID, core.Idleness]:
+    """What is known of running sessions' use of their devices."""
+    sessions = [
+        (row, attempt)
+        for row in rows
+        if row.is_session
+        for attempt in row.attempts.all()
+        if attempt.is_ready and not attempt.is_leaving and attempt.allocation.devices.all()
+    ]
+    resting = [row.owner_id for row, attempt in sessions if _is_resting(attempt, now)]
+    spells = _spells(resting) if resting else {}
+    return {row.pk: _idle(row, attempt, spells, now) for row, attempt in sessions}
+
+
+def _is_resting(attempt: Attempt, now: datetime) -> bool:
+    """Seen idle by the watch, lately, and with its device."""
+    seen_at, since = attempt.idle_seen_at, attempt.idle_since
+    is_fresh = seen_at is not None and (now - seen_at).total_seconds() <= IDLE_MARK_LASTS_S
+    has_device = attempt.swap_state == SwapState.RUNNING and not attempt.loans_given.all()
+    return is_fresh and since is not None and has_device
+
+
+def _spells(owners: Iterable[int]) -> Mapping[int, Sequence[Spell]]:
+    """Latest idle spells of these people."""
+    newest = Window(RowNumber(), partition_by=F("owner"), order_by=F("ended_at").desc())
+    found: dict[int, list[Spell]] = defaultdict(list)
+    rows = (
+        IdleSpell.objects.filter(owner__in=set(owners))
+        .annotate(rank=newest)
+        .filter(rank__lte=MAX_SPELLS)
+        .values_list("owner", "started_at", "ended_at", "is_cut_off")
+    )
+    for owner, started_at, ended_at, is_cut_off in rows:
+        found[owner].append(Spell((ended_at - started_at).total_seconds(), is_cut_off))
+    return found
+
+
+def _idle(
+    row: Workload, attempt: Attempt, spells: Mapping[int, Sequence[Spell]], now: datetime
+) -> core.Idleness:
+    """One session's; while it lends, its agent watches it, and wakes it without asking."""
+    since: datetime | None = None
+    left_s: float | None = None
+    lent = [loan for loan in attempt.loans_given.all() if loan.is_wanted]
+    is_asked = attempt.lend_asked_at is not None
+    if lent:
+        since = lent[0].started_at
+    elif _is_resting(attempt, now):
+        since = attempt.idle_since
+    if since is not None and not lent:
+        past = spells.get(row.owner_id, ())
+        idle_for_s = max(0.0, (now - since).total_seconds())
+        left_s = ASKED_LEFT_S if is_asked else expected_left_s(past, idle_for_s)
+    parts = attempt.allocation.devices.all()
+    held_mib = sum(part.memory_mib for part in parts)
+    used_mib = -(-max(attempt.bytes_on_device, attempt.bytes_on_host) // MIB)
+    return core.Idleness(
+        since_s=_seconds(since),
+        window_s=0.0 if is_asked else float(row.project.lending_window_s),
+        expected_left_s=left_s,
+        memory_mib=used_mib or held_mib,
+        obstacle=obstacle_of(row, attempt),
+        woke_s=_seconds(attempt.woke_at),
+    )
+
+
+def obstacle_of(row: Workload, attempt: Attempt) -> str:
+    """Why a session's device may not be lent, whatever its use: a code; empty if it may."""
+    node = attempt.allocation.node
+    if not row.project.lends_idle:
+        return LENDING_OFF
+    if node.node_type is None or not node.node_type.swap_enabled:
+        return "switched_off"
+    if not node.swap_mechanism:
+        return "no_mechanism"
+    return attempt.swap_obstacle
+
+
+def _loans(rows: Iterable[Workload]) -> Iterable[core.Loan]:
+    """Loans that are to go on."""
+    for row in rows:
+        for attempt in row.attempts.all():
+            for loan in attempt.loans_taken.all():
+                if is_kept_up(loan) and not attempt.is_leaving:
+                    lender = loan.lender
+                    yield core.Loan(
+                        lender=core.ReplicaId(f"{lender.workload_id}/{lender.replica}"),
+                        borrower=replica_id(row, attempt.replica),
+                        since_s=loan.started_at.timestamp(),
+                    )
+
+
+def is_kept_up(loan: Loan) -> bool:
+    """Whether an open loan goes on: its lender has not been woken, nobody has ended it."""
+    return loan.is_wanted and loan.state != LoanState.WAKING
 
 
 def _last_saved(rows: Sequence[Workload]) -> Mapping[uuid.UUID, datetime]:
@@ -273,16 +406,26 @@ def _placed(
 ) -> core.Replica:
     # Of those placed together the last in number leaves first, the leader last of all.
     starts = others.values() if attempt.replica == LEADER else (attempt,)
-    state = core.ReplicaState.RELEASING if attempt.is_leaving else core.ReplicaState.RUNNING
     return core.Replica(
         id=name,
-        state=state,
+        state=_state_of(attempt),
         placement=_placement(attempt),
         held=held if attempt.is_leaving else None,
         started_s=min(each.placed_at.timestamp() for each in starts)
         if len(others) > 1
         else (attempt.started_at or attempt.placed_at).timestamp(),
     )
+
+
+def _state_of(attempt: Attempt) -> core.ReplicaState:
+    """A borrower whose lenders have been woken waits in memory, or is about to."""
+    if attempt.is_leaving:
+        return core.ReplicaState.RELEASING
+    if not attempt.allocation.is_lent:
+        return core.ReplicaState.RUNNING
+    is_kept = any(is_kept_up(loan) for loan in attempt.loans_taken.all())
+    is_parked = not is_kept and attempt.swap_state not in (SwapState.RUNNING, SwapState.FAILED)
+    return core.ReplicaState.PARKED if is_parked else core.ReplicaState.LENT
 
 
 def _placement(attempt: Attempt) -> core.Placement:

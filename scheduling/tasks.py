@@ -12,6 +12,7 @@ from scheduling import outbox, relay_client
 from scheduling.analytics import keeping
 from scheduling.cycle import run_cycle
 from scheduling.models import Command
+from scheduling.services.lending import watch_idle
 from scheduling.services.observation import watch_nodes
 
 logger = logging.getLogger(__name__)
@@ -32,6 +33,13 @@ def dispatch() -> None:
     """The outbox on a timer: what the hint after a cycle has missed."""
     dispatch_commands()
     outbox.expire(timezone.now() - DONE_COMMANDS_KEPT)
+
+
+@shared_task(name="scheduling.watch_idle", ignore_result=True, time_limit=30)
+def watch_sessions() -> None:
+    """Which sessions are idle: candidates for lending. Without it no new loan begins; wakes are the
+    agents' own."""
+    watch_idle(timezone.now())
 
 
 @shared_task(name="scheduling.keep_usage", ignore_result=True, time_limit=600)

@@ -21,6 +21,7 @@ from projects.models import (
 from scheduling.agent import protocol
 from scheduling.models import Attempt, Workload, Zone
 from scheduling.services import WorkloadSpec, submit
+from scheduling.services.lending import record_loans
 from scheduling.services.observation import record_attempts, record_nodes
 from scheduling.services.zones import ensure_zone
 
@@ -112,6 +113,10 @@ class FakeAgent:
     nodes: list[protocol.NodeReport] = field(
         default_factory=lambda: [simulated_node("sim-t4-1"), simulated_node("sim-t4-2")]
     )
+
+    def report_loans(self, *loans: protocol.LoanReport) -> list[str]:
+        """Say how loans go; returns those that are settled."""
+        return record_loans(self.zone.pk, loans)
 
     def report(self, *attempts: protocol.AttemptReport, is_stopping: bool = False) -> list[str]:
         """Send one report; returns the settled attempts."""

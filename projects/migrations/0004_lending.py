@@ -5,49 +5,78 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-
     dependencies = [
-        ('projects', '0003_history'),
+        ("projects", "0003_history"),
     ]
 
     operations = [
         migrations.AddField(
-            model_name='nodetype',
-            name='swap_enabled',
-            field=models.BooleanField(default=False, verbose_name='swaps idle sessions out'),
+            model_name="nodetype",
+            name="swap_enabled",
+            field=models.BooleanField(default=False, verbose_name="swaps idle sessions out"),
         ),
         migrations.AddField(
-            model_name='nodetype',
-            name='swap_host_mib',
-            field=models.PositiveIntegerField(default=102400, verbose_name='memory for what is swapped out, MiB a node'),
+            model_name="nodetype",
+            name="swap_host_mib",
+            field=models.PositiveIntegerField(
+                default=102400, verbose_name="memory for what is swapped out, MiB a node"
+            ),
         ),
         migrations.AddField(
-            model_name='project',
-            name='idle_cpu_percent',
-            field=models.FloatField(default=10.0, validators=[django.core.validators.MinValueValidator(0), django.core.validators.MaxValueValidator(100)], verbose_name='idle below CPU use, %'),
+            model_name="project",
+            name="idle_cpu_percent",
+            field=models.FloatField(
+                default=10.0,
+                validators=[
+                    django.core.validators.MinValueValidator(0),
+                    django.core.validators.MaxValueValidator(100),
+                ],
+                verbose_name="idle below CPU use, %",
+            ),
         ),
         migrations.AddField(
-            model_name='project',
-            name='idle_gpu_percent',
-            field=models.FloatField(default=2.0, validators=[django.core.validators.MinValueValidator(0), django.core.validators.MaxValueValidator(100)], verbose_name='idle below GPU use, %'),
+            model_name="project",
+            name="idle_gpu_percent",
+            field=models.FloatField(
+                default=2.0,
+                validators=[
+                    django.core.validators.MinValueValidator(0),
+                    django.core.validators.MaxValueValidator(100),
+                ],
+                verbose_name="idle below GPU use, %",
+            ),
         ),
         migrations.AddField(
-            model_name='project',
-            name='idle_network_kib_s',
-            field=models.FloatField(default=50.0, validators=[django.core.validators.MinValueValidator(0)], verbose_name='idle below network use, KiB/s'),
+            model_name="project",
+            name="idle_network_kib_s",
+            field=models.FloatField(
+                default=50.0,
+                validators=[django.core.validators.MinValueValidator(0)],
+                verbose_name="idle below network use, KiB/s",
+            ),
         ),
         migrations.AddField(
-            model_name='project',
-            name='lending_window_s',
-            field=models.PositiveIntegerField(default=120, validators=[django.core.validators.MinValueValidator(30), django.core.validators.MaxValueValidator(86400)], verbose_name='idle before lending, seconds'),
+            model_name="project",
+            name="lending_window_s",
+            field=models.PositiveIntegerField(
+                default=120,
+                validators=[
+                    django.core.validators.MinValueValidator(30),
+                    django.core.validators.MaxValueValidator(86400),
+                ],
+                verbose_name="idle before lending, seconds",
+            ),
         ),
         migrations.AddField(
-            model_name='project',
-            name='lends_idle',
-            field=models.BooleanField(default=False, verbose_name='lends idle devices'),
+            model_name="project",
+            name="lends_idle",
+            field=models.BooleanField(default=False, verbose_name="lends idle devices"),
         ),
         migrations.AddConstraint(
-            model_name='project',
-            constraint=models.CheckConstraint(condition=models.Q(('lending_window_s__gte', 30), ('lending_window_s__lte', 86400)), name='project_lending_window_range'),
+            model_name="project",
+            constraint=models.CheckConstraint(
+                condition=models.Q(("lending_window_s__gte", 30), ("lending_window_s__lte", 86400)),
+                name="project_lending_window_range",
+            ),
         ),
     ]

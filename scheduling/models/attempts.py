@@ -186,7 +186,7 @@ class Allocation(models.Model):
     cpu_milli = models.PositiveIntegerField()
     memory_mib = models.PositiveIntegerField()
     is_borrowed = models.BooleanField(default=False)
-    is_lent = models.BooleanField(default=False)
+    is_lent = models.BooleanField(default=False, db_default=False)
     gpu_from = models.DateTimeField(null=True, blank=True)
     started_at = models.DateTimeField()
     ended_at = models.DateTimeField(null=True, blank=True)
@@ -227,7 +227,7 @@ class DeviceAllocation(models.Model):
     gpu_milli = models.PositiveIntegerField()
     memory_mib = models.PositiveIntegerField()
     is_open = models.BooleanField(default=True)
-    is_lent = models.BooleanField(default=False)
+    is_lent = models.BooleanField(default=False, db_default=False)
 
     class Meta:
         constraints: ClassVar = [

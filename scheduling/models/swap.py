@@ -83,9 +83,7 @@ class Loan(models.Model):
             models.UniqueConstraint(
                 fields=["lender"], condition=Q(ended_at__isnull=True), name="loan_one_of_a_lender"
             ),
-            models.CheckConstraint(
-                condition=~Q(lender=F("borrower")), name="loan_between_two"
-            ),
+            models.CheckConstraint(condition=~Q(lender=F("borrower")), name="loan_between_two"),
             models.CheckConstraint(
                 condition=Q(gpu_milli__gte=1, gpu_milli__lte=1000), name="loan_part_range"
             ),

@@ -37,6 +37,7 @@ from scheduling.models import (
 from scheduling.services import claims, uptime
 from scheduling.services.claims import GIVEN_UP_AFTER_S, LOST_AFTER_S
 from scheduling.services.events import announce_workload, record_event, wake_planner
+from scheduling.services.lending import copy_swap_facts, note_spell, swap_facts
 from scheduling.services.replicas import (
     details_of,
     end,
@@ -262,6 +263,7 @@ def _facts(attempt: Attempt) -> tuple[object, ...]:
         attempt.peak_memory_mib,
         attempt.memory_limit_mib,
         attempt.cpu_limit_milli,
+        *swap_facts(attempt),
     )
 
 
@@ -278,9 +280,11 @@ def _record_attempt(attempt: Attempt, report: protocol.AttemptReport) -> None:
     attempt = Attempt.objects.select_for_update(no_key=True, of=("self",)).get(pk=attempt.pk)
     if attempt.phase == AttemptPhase.ENDED:
         return
-    before = _visible(attempt)
+    before, idle_since = _visible(attempt), attempt.idle_since
     _record_checkpoints(attempt, report.checkpoints)
     _copy_facts(attempt, report)
+    if attempt.idle_since is None:
+        note_spell(attempt, idle_since, timezone.now())
     if workload.current_id == attempt.pk:
         workload.current = attempt
     if report.phase in ("exited", "refused"):
@@ -298,7 +302,15 @@ def _record_attempt(attempt: Attempt, report: protocol.AttemptReport) -> None:
 
 
 def _visible(attempt: Attempt) -> tuple[object, ...]:
-    return attempt.phase, attempt.is_ready, attempt.started_at, attempt.error
+    return (
+        attempt.phase,
+        attempt.is_ready,
+        attempt.started_at,
+        attempt.error,
+        attempt.swap_state,
+        attempt.swap_obstacle,
+        attempt.idle_since is None,
+    )
 
 
 def _copy_facts(attempt: Attempt, report: protocol.AttemptReport) -> None:
@@ -315,6 +327,7 @@ def _copy_facts(attempt: Attempt, report: protocol.AttemptReport) -> None:
     if is_ready and not attempt.is_ready:
         attempt.ready_at = timezone.now()
     attempt.is_ready = attempt.is_ready or is_ready
+    copy_swap_facts(attempt, report, timezone.now())
 
 
 def _time(seconds: float | None) -> datetime | None:

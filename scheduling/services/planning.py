@@ -16,7 +16,18 @@ from django.utils import timezone
 
 from projects.models import Project
 from scheduling.core import lifecycle
-from scheduling.core.decisions import Decision, Evict, Hold, Move, Plan, ProjectNumbers, Start
+from scheduling.core.decisions import (
+    Decision,
+    Evict,
+    Hold,
+    Lend,
+    Move,
+    Plan,
+    ProjectNumbers,
+    Reason,
+    Recall,
+    Start,
+)
 from scheduling.core.types import Placement, ProjectId, ReplicaId, ResourceKey, WorkloadId
 from scheduling.live import announce
 from scheduling.models import (
@@ -34,7 +45,15 @@ from scheduling.models import (
     Workload,
 )
 from scheduling.outbox import owe
-from scheduling.services.events import close_wait, topics_of
+from scheduling.services.events import announce_workload, close_wait, record_event, topics_of
+from scheduling.services.lending import (
+    LenderChangedError,
+    move_body,
+    named_by,
+    open_loans,
+    record_not_lent,
+    settle_body,
+)
 from scheduling.services.replicas import (
     ask_to_leave,
     grown,
@@ -67,8 +86,14 @@ def apply_plan(taken: Taken, plan: Plan) -> None:
     for decision in news:
         row = rows[decision.workload]
         match decision:
+            case Start() if decision.is_settled:
+                _settle(row, decision, taken, now)
             case Start():
                 _start(row, decision, taken, nodes, now)
+            case Lend():
+                _lend(row, decision, taken, nodes, now)
+            case Recall():
+                _recall(row, decision, now)
             case Evict() | Move():
                 _evict(row, decision, nodes, taken, now)
             case Hold():
@@ -76,6 +101,7 @@ def apply_plan(taken: Taken, plan: Plan) -> None:
                 waiting.append(row)
     _save_waiting(waiting)
     announce(*{topic for row in waiting for topic in topics_of(row)})
+    record_not_lent(plan, taken)
     _record_numbers(plan.numbers)
     PlannerStatus.objects.update_or_create(
         pk=PlannerStatus.ONLY, defaults={"finished_at": now, "failed_at": None, "error": ""}
@@ -163,12 +189,85 @@ def _save_waiting(rows: Sequence[Workload]) -> None:
         )
 
 
+def _lend(
+    row: Workload, decision: Lend, taken: Taken, nodes: Mapping[str, Node], now: datetime
+) -> None:
+    """Let a training run on devices of idle sessions: from the queue, or on from memory."""
+    placements = _by_index(decision.placements)
+    if row.phase in WAITING_PHASES:
+        start = Start(decision.workload, decision.placements, decision.reason, is_borrowed=False)
+        _start(row, start, taken, nodes, now, is_lent=True)
+        attempts = {attempt.replica: attempt for attempt in open_attempts_of(row)}
+    else:
+        attempts = {attempt.replica: attempt for attempt in open_attempts_of(row)}
+        if not placements.keys() <= attempts.keys():
+            raise StalePlanError(str(row.pk))
+        for replica, placement in placements.items():
+            attempt = attempts[replica]
+            move_body(attempt, placement, row, is_lent=True)
+            attempt.allocation.save()
+            owe(attempt.node.zone, "wake", workload=row, key=f"{attempt.pk}:lend:{now}")
+        details = {**decision.reason.details, "node": attempts[min(placements)].node.name}
+        _note_in_phase(row, attempts[min(placements)], decision.reason, "lent", details, now)
+    try:
+        open_loans(attempts, decision, taken, now)
+    except LenderChangedError as error:
+        raise StalePlanError(str(error)) from error
+
+
+def _settle(row: Workload, decision: Start, taken: Taken, now: datetime) -> None:
+    """What a training had on loan becomes its own, without a restart."""
+    placements = _by_index(decision.placements)
+    attempts = {attempt.replica: attempt for attempt in open_attempts_of(row)}
+    if not placements.keys() <= attempts.keys():
+        raise StalePlanError(str(row.pk))
+    for replica in placements:
+        settle_body(attempts[replica], row, decision, now)
+        zone = attempts[replica].node.zone
+        owe(zone, "wake", workload=row, key=f"{attempts[replica].pk}:settle")
+    row.is_borrowing = decision.is_borrowed
+    details = {**decision.reason.details, "node": attempts[min(placements)].node.name}
+    _note_in_phase(row, attempts[min(placements)], decision.reason, "settled", details, now)
+
+
+def _note_in_phase(
+    row: Workload,
+    attempt: Attempt,
+    reason: Reason,
+    code: str,
+    details: Mapping[str, object],
+    now: datetime,
+) -> None:
+    """Something was decided about a workload whose phase stays as it is."""
+    row.reason, row.reason_at = reason_json(reason), now
+    row.queue_position = row.queue_length = None
+    row.generation += 1
+    row.save()
+    record_event(row, code, at=now, attempt=attempt, details=details)
+    announce_workload(row)
+
+
+def _recall(row: Workload, decision: Recall, now: datetime) -> None:
+    """End what a training borrows: it saves, stops, and returns to the queue at its place."""
+    named = named_by(decision)
+    leaving = [attempt for attempt in open_attempts_of(row) if attempt.replica in named]
+    if not leaving:
+        raise StalePlanError(str(row.pk))
+    ask_to_leave(row, leaving, decision.reason.code, now)
+    row.claimant = None
+    row.reason, row.reason_at = reason_json(decision.reason), now
+    details = dict(decision.reason.details)
+    advance(row, lifecycle.EvictAsked(), code="loan_recalled", at=now, details=details)
+
+
 def _start(
     row: Workload,
     decision: Start,
     taken: Taken,
     nodes: Mapping[str, Node],
     now: datetime,
+    *,
+    is_lent: bool = False,
 ) -> None:
     """Give replicas their places: all that a workload begins with, or more of one that runs."""
     is_growth = row.phase not in WAITING_PHASES
@@ -179,7 +278,7 @@ def _start(
         attempt.resumed_from = resumed_from
         attempt.save(force_insert=True)
         placement = placements[attempt.replica]
-        _allocate(row, attempt, placement, now, is_borrowed=decision.is_borrowed)
+        _allocate(row, attempt, placement, now, is_borrowed=decision.is_borrowed, is_lent=is_lent)
         owe(attempt.node.zone, "wake", workload=row, key=f"{attempt.pk}:run")
     held = _by_index(decision.held)
     gone = _kept_for_pending(taken, decision.workload).keys() | placements.keys()
@@ -215,7 +314,13 @@ def _start(
 
 
 def _allocate(
-    row: Workload, attempt: Attempt, placement: Placement, now: datetime, *, is_borrowed: bool
+    row: Workload,
+    attempt: Attempt,
+    placement: Placement,
+    now: datetime,
+    *,
+    is_borrowed: bool,
+    is_lent: bool,
 ) -> None:
     allocation = Allocation.objects.create(
         attempt=attempt,
@@ -226,17 +331,20 @@ def _allocate(
         cpu_milli=row.cpu_milli,
         memory_mib=row.memory_mib,
         is_borrowed=is_borrowed,
+        is_lent=is_lent,
         started_at=now,
     )
     devices = Device.objects.filter(node=attempt.node, index__in=placement.devices)
     for device in devices.order_by("uuid"):
-        Device.objects.filter(pk=device.pk).update(
-            allocated_milli=F("allocated_milli") + placement.milli_per_device
-        )
+        if not is_lent:
+            Device.objects.filter(pk=device.pk).update(
+                allocated_milli=F("allocated_milli") + placement.milli_per_device
+            )
         DeviceAllocation.objects.create(
             allocation=allocation,
             device=device,
             gpu_milli=placement.milli_per_device,
+            is_lent=is_lent,
             # Asked for by memory, it gets just that: the thousandths are rounded up.
             memory_mib=row.gpu_memory_mib or device.memory_mib * placement.milli_per_device // 1000,
         )

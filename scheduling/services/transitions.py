@@ -34,6 +34,7 @@ from scheduling.services.events import (
     record_event,
     wake_planner,
 )
+from scheduling.services.lending import close_loans_of, end_spell
 
 
 def lock(workload_id: uuid.UUID) -> Workload:
@@ -185,12 +186,16 @@ def _wait_of(
 
 
 def release(attempt: Attempt, at: datetime) -> None:
-    """Give back what an attempt held; harmless twice."""
+    """Give back what an attempt held, lent and borrowed; harmless twice."""
+    close_loans_of(attempt, at)
+    if attempt.idle_since is not None:
+        end_spell(attempt, at, is_cut_off=True)
+        attempt.save(update_fields=["idle_since", "idle_seen_at", "lend_asked_at", "not_lent"])
     closed = Allocation.objects.filter(attempt=attempt, ended_at__isnull=True).update(ended_at=at)
     if not closed:
         return
     parts = DeviceAllocation.objects.filter(allocation__attempt=attempt, is_open=True)
-    for part in parts.order_by("device_id"):
+    for part in parts.filter(is_lent=False).order_by("device_id"):
         Device.objects.filter(pk=part.device_id).update(
             allocated_milli=F("allocated_milli") - part.gpu_milli
         )

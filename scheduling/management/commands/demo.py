@@ -58,6 +58,7 @@ def create_organisation() -> dict[str, str]:
             title=item.title,
             department=departments[item.department],
             is_personal=item.is_personal,
+            lends_idle=True,
         )
         logins[item.person] = _password()
         person = User.objects.create_user(
@@ -90,6 +91,7 @@ def _node_type(item: demo.DemoNodeType) -> NodeType:
         cpu_price_per_hour=demo.CPU_PRICE,
         memory_price_per_hour=demo.MEMORY_PRICE,
         rank=item.rank,
+        swap_enabled=item.num_devices > 0,
     )
 
 

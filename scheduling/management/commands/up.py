@@ -202,7 +202,7 @@ def worker() -> Program:
     options = {
         "--pool": "threads",
         "--concurrency": str(NUM_WORKER_THREADS),
-        "--queues": "cycle,dispatch,telemetry",
+        "--queues": "cycle,dispatch,idle,telemetry",
         "--loglevel": env.log_level,
         "--hostname": f"worker-{env.port}@%h",
     }

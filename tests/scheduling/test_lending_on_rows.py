@@ -1,0 +1,391 @@
+"""Idle sessions' devices on loan, on the rows: a full node, one idle session on it, a training that
+waits.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from datetime import timedelta
+
+import pytest
+from django.db import IntegrityError, transaction
+from django.utils import timezone
+
+from projects.models import NodeType, Project
+from scheduling.agent import protocol
+from scheduling.agent.protocol import IdleReport, LoanReport, LoanState, SwapReport, SwapState
+from scheduling.agent_api import desired_loans, desired_state
+from scheduling.cycle import run_cycle
+from scheduling.models import (
+    Allocation,
+    Attempt,
+    Device,
+    DeviceAllocation,
+    Event,
+    IdleSpell,
+    Loan,
+    Node,
+    NodeState,
+    Phase,
+    ProjectUsage,
+    Workload,
+)
+from scheduling.services import stop
+from scheduling.services.lending import idle_since, watch_idle
+from scheduling.snapshot import IDLE_MARK_LASTS_S, take_snapshot
+from tests.factories import (
+    FakeAgent,
+    attempt_report,
+    session_spec,
+    submitted,
+    training_spec,
+)
+from tests.scheduling.conftest import Organisation
+
+pytestmark = pytest.mark.django_db
+
+GIB = 1024**3
+
+
+@dataclass(slots=True)
+class Scene:
+    """A session that may fall idle, on a node full of others, and a training that waits."""
+
+    organisation: Organisation
+    session: Workload
+    training: Workload
+
+    @property
+    def agent(self) -> FakeAgent:
+        return self.organisation.agent
+
+    def refresh(self) -> None:
+        self.session.refresh_from_db()
+        self.training.refresh_from_db()
+
+    def rest(self, minutes: float = 10.0, **changes: object) -> None:
+        """The session reports that it has been idle for so long."""
+        since = time.time() - 60 * minutes
+        idle = replace(
+            IdleReport(
+                gpu_idle_since=since,
+                cpu_idle_since=since,
+                network_idle_since=since,
+                kernels_idle_since=since,
+                terminals_idle_since=since,
+            ),
+            **changes,  # type: ignore[arg-type]  # names checked at run time
+        )
+        self._report_session(idle, SwapState.RUNNING)
+
+    def _report_session(self, idle: IdleReport, state: SwapState) -> None:
+        self.agent.report(
+            attempt_report(
+                self.session,
+                phase="running",
+                is_ready=True,
+                started_at=time.time() - 3600,
+                idle=idle,
+                swap=SwapReport(state=state, bytes_on_device=3 * GIB),
+            )
+        )
+
+    def use(self, state: SwapState = SwapState.RUNNING) -> None:
+        """A cell runs, or waits."""
+        self._report_session(IdleReport(held_cells=1), state)
+
+    def run_training(self, state: SwapState = SwapState.RUNNING) -> None:
+        self.agent.run(self.training, swap=SwapReport(state=state))
+
+    def lend(self) -> Loan:
+        """Idle, seen by the watch, and decided."""
+        self.rest()
+        watch_idle(timezone.now())
+        run_cycle()
+        self.refresh()
+        return Loan.objects.open().get()
+
+    def say(self, loan: Loan, state: LoanState, **values: object) -> list[str]:
+        report = LoanReport(loan_id=str(loan.pk), state=state, **values)  # type: ignore[arg-type]
+        settled = self.agent.report_loans(report)
+        loan.refresh_from_db()
+        return settled
+
+
+@pytest.fixture
+def scene(organisation: Organisation) -> Scene:
+    nodes = [replace(node, swap_mechanism="simulated") for node in organisation.agent.nodes]
+    organisation.agent.nodes = nodes
+    organisation.agent.report()
+    Node.objects.exclude(name="sim-t4-1").update(state=NodeState.CORDONED)
+    NodeType.objects.update(swap_enabled=True)
+    Project.objects.update(lends_idle=True)
+    session = submitted(session_spec(organisation.vision, gpu_milli=1000), organisation.vera)
+    for _ in range(3):
+        submitted(session_spec(organisation.speech, gpu_milli=1000), organisation.sergey)
+    run_cycle()
+    organisation.agent.run(session)
+    training = submitted(training_spec(organisation.language), organisation.lena)
+    run_cycle()
+    scene = Scene(organisation, session, training)
+    scene.refresh()
+    assert session.phase == Phase.RUNNING
+    assert training.phase == Phase.QUEUED
+    return scene
+
+
+def _device(scene: Scene) -> Device:
+    """Of the session."""
+    part = DeviceAllocation.objects.get(allocation__workload=scene.session)
+    return part.device
+
+
+def allocated(project: Project) -> int:
+    return ProjectUsage.objects.get(project=project, resource="gpu:t4").allocated
+
+
+def test_an_idle_device_is_lent_and_counts_for_its_owner_only(scene: Scene) -> None:
+    loan = scene.lend()
+    assert scene.training.phase == Phase.STARTING
+    assert (loan.lender.workload, loan.borrower.workload) == (scene.session, scene.training)
+    assert loan.gpu_milli == 1000
+    assert loan.expected_left_s is not None
+    assert scene.training.reason["code"] == "lent"
+    allocation = Allocation.objects.get(workload=scene.training)
+    assert allocation.is_lent
+    assert _device(scene).allocated_milli == 1000
+    assert allocated(scene.organisation.vision) == 1000
+    assert allocated(scene.organisation.language) == 0
+    assert scene.session.phase == Phase.RUNNING
+    (desired,) = desired_loans(scene.agent.zone)
+    assert desired == protocol.Loan(
+        loan_id=str(loan.pk),
+        lender_attempt_id=str(loan.lender_id),
+        borrower_attempt_id=str(loan.borrower_id),
+        device_uuids=[_device(scene).uuid],
+        idle_s=120.0,
+    )
+    run_cycle()  # and stays so
+    assert Loan.objects.count() == 1
+    assert Attempt.objects.filter(workload=scene.training).count() == 1
+
+
+def test_the_agent_is_told_what_may_be_swapped_and_what_counts_as_idle(scene: Scene) -> None:
+    Project.objects.update(idle_gpu_percent=5, idle_cpu_percent=20, idle_network_kib_s=10)
+    spec = desired_state(scene.agent.zone).attempts[0]
+    assert spec.is_swappable
+    assert spec.idle == protocol.IdleThresholds(5.0, 0.2, 10.0)
+    NodeType.objects.update(swap_enabled=False)
+    assert not desired_state(scene.agent.zone).attempts[0].is_swappable
+
+
+@pytest.mark.parametrize(
+    ("signals", "is_idle"),
+    [
+        ({}, True),
+        ({"held_cells": 1}, False),
+        ({"gpu_idle_since": None}, False),
+        ({"cpu_idle_since": None}, False),
+        ({"kernels_idle_since": None}, False),
+        ({"terminals_idle_since": None}, False),
+        ({"network_idle_since": None}, False),
+        ({"gpu_idle_since": None, "missing": ["gpu"]}, False),
+        ({"cpu_idle_since": None, "missing": ["cpu"]}, False),
+        ({"kernels_idle_since": None, "missing": ["kernels"]}, False),
+        ({"network_idle_since": None, "missing": ["network"]}, True),
+    ],
+    ids=str,
+)
+def test_only_the_network_may_be_missing(signals: dict[str, object], is_idle: bool) -> None:
+    names = ("gpu", "cpu", "network", "kernels", "terminals")
+    quiet: dict[str, object] = {f"{name}_idle_since": 1000.0 + i for i, name in enumerate(names)}
+    since = idle_since({**quiet, "held_cells": 0, "missing": [], **signals})
+    assert (since is not None) is is_idle
+    if since is not None:
+        assert since.timestamp() == 1004.0, "idle since the last signal fell quiet"
+
+
+def test_without_the_watch_no_loan_begins(scene: Scene) -> None:
+    """Worker or beat dead: nobody marks, and old marks count for nothing."""
+    scene.rest()
+    run_cycle()
+    assert not Loan.objects.exists()
+    watch_idle(timezone.now() - timedelta(seconds=IDLE_MARK_LASTS_S + 5))
+    run_cycle()
+    assert not Loan.objects.exists()
+    watch_idle(timezone.now())
+    run_cycle()
+    assert Loan.objects.exists()
+
+
+def test_a_busy_signal_counts_before_the_watch_looks_again(scene: Scene) -> None:
+    scene.rest()
+    watch_idle(timezone.now())
+    scene.use()
+    run_cycle()
+    assert not Loan.objects.exists()
+    spell = IdleSpell.objects.get()
+    assert spell.owner == scene.session.owner
+    assert not spell.is_cut_off
+    assert abs((spell.ended_at - spell.started_at).total_seconds() - 600) < 5
+
+
+def test_a_session_says_why_it_lends_nothing(scene: Scene) -> None:
+    scene.rest(minutes=1)
+    watch_idle(timezone.now())
+    run_cycle()
+    attempt = Attempt.objects.get(workload=scene.session)
+    assert attempt.not_lent["code"] == "within_window"
+    Project.objects.update(lends_idle=False)
+    scene.rest()
+    watch_idle(timezone.now())
+    run_cycle()
+    attempt.refresh_from_db()
+    assert attempt.not_lent["code"] == "lending_off"
+    assert not Loan.objects.exists()
+
+
+def test_a_wake_parks_the_borrower_and_the_next_idle_time_takes_it_on(scene: Scene) -> None:
+    first = scene.lend()
+    now = time.time()
+    scene.run_training()
+    scene.say(first, LoanState.LENT, swapped_out_bytes=3 * GIB, out_s=0.5, lent_at=now)
+    scene.refresh()
+    assert scene.training.phase == Phase.RUNNING
+    # A cell: the agent acts at once, and says so.
+    scene.say(first, LoanState.WAKING, ended_by="cell")
+    assert not first.is_wanted
+    scene.use(SwapState.SWAPPING_IN)
+    scene.run_training(SwapState.SWAPPED_OUT)
+    run_cycle()
+    scene.refresh()
+    assert scene.training.phase == Phase.RUNNING, "its process waits; nothing was stopped"
+    settled = scene.say(
+        first, LoanState.ENDED, ended_by="cell", wake_s=0.8, in_s=0.6, ended_at=now + 60
+    )
+    assert settled == [str(first.pk)]
+    assert (first.wake_s, first.in_s, first.out_s) == (0.8, 0.6, 0.5)
+    scene.use()
+    run_cycle()
+    assert Loan.objects.count() == 1
+    assert not list(desired_loans(scene.agent.zone))
+    # Idle again, later.
+    Attempt.objects.update(woke_at=timezone.now() - timedelta(minutes=5))
+    second = scene.lend()
+    assert second.pk != first.pk
+    assert second.borrower == first.borrower, "the same process goes on"
+    codes = list(Event.objects.filter(workload=scene.session).values_list("code", flat=True))
+    assert codes[-2:] == ["swapped_out", "swapped_in"]
+
+
+def test_when_the_lender_ends_the_device_becomes_the_borrowers(scene: Scene) -> None:
+    loan = scene.lend()
+    scene.run_training()
+    scene.say(loan, LoanState.LENT, lent_at=time.time())
+    stop(scene.session, actor=scene.organisation.vera)
+    scene.agent.end(scene.session, cause="stopped")
+    run_cycle()
+    scene.refresh()
+    loan.refresh_from_db()
+    assert (loan.state, loan.ended_by) == ("ended", "lender_ended")
+    allocation = Allocation.objects.get(workload=scene.training)
+    assert not allocation.is_lent
+    assert allocation.gpu_from is not None
+    assert Attempt.objects.filter(workload=scene.training).count() == 1, "no restart"
+    assert scene.training.phase == Phase.RUNNING
+    assert list(scene.training.events.values_list("code", flat=True))[-1] == "settled"
+    assert _device(scene).allocated_milli == 1000
+    assert allocated(scene.organisation.language) == 1000
+    scene.agent.end(scene.training)
+    assert _device(scene).allocated_milli == 0
+
+
+def test_when_the_borrower_ends_the_device_goes_back(scene: Scene) -> None:
+    loan = scene.lend()
+    scene.run_training()
+    scene.say(loan, LoanState.LENT, lent_at=time.time())
+    scene.agent.end(scene.training)
+    scene.refresh()
+    assert scene.training.phase == Phase.COMPLETED
+    assert not list(desired_loans(scene.agent.zone))
+    assert _device(scene).allocated_milli == 1000
+    assert not DeviceAllocation.objects.filter(is_lent=True, is_open=True).exists()
+    scene.say(loan, LoanState.ENDED, ended_by="borrower_ended", ended_at=time.time())
+    assert not Loan.objects.open().exists()
+
+
+def test_a_refused_loan_sends_the_borrower_back_to_the_queue(scene: Scene) -> None:
+    loan = scene.lend()
+    scene.say(loan, LoanState.REFUSED, error="not_idle")
+    run_cycle()
+    scene.refresh()
+    assert scene.training.phase == Phase.CHECKPOINTING
+    assert scene.training.reason["code"] == "lender_gone"
+    scene.agent.end(scene.training, cause="evicted")
+    scene.refresh()
+    assert scene.training.phase == Phase.PREEMPTED
+    assert scene.training.num_preemptions == 0, "nobody took anything from it"
+
+
+def test_switching_lending_off_ends_a_loan(scene: Scene) -> None:
+    loan = scene.lend()
+    scene.run_training()
+    scene.say(loan, LoanState.LENT, lent_at=time.time())
+    Project.objects.update(lends_idle=False)
+    run_cycle()
+    scene.refresh()
+    assert scene.training.phase == Phase.CHECKPOINTING
+    assert scene.training.reason["code"] == "lending_off"
+    assert list(desired_loans(scene.agent.zone)), "the device is its own until it has saved"
+    scene.agent.end(scene.training, cause="evicted")
+    assert not list(desired_loans(scene.agent.zone))
+
+
+def test_history_decides_whether_a_loan_is_made(scene: Scene) -> None:
+    now = timezone.now()
+    IdleSpell.objects.bulk_create(
+        IdleSpell(
+            owner=scene.session.owner,
+            workload=scene.session,
+            started_at=now - timedelta(hours=number, seconds=630),
+            ended_at=now - timedelta(hours=number),
+        )
+        for number in range(1, 61)
+    )
+    scene.rest()
+    watch_idle(now)
+    run_cycle()
+    assert not Loan.objects.exists()
+    attempt = Attempt.objects.get(workload=scene.session)
+    assert attempt.not_lent["code"] == "short_idleness"
+
+
+def test_measured_speed_is_what_the_planner_reckons_with(scene: Scene) -> None:
+    loan = scene.lend()
+    scene.say(loan, LoanState.LENT, swapped_out_bytes=8 * GIB, out_s=2.0, lent_at=time.time())
+    assert take_snapshot().policy.swap_mib_per_s == {"t4": 4096.0}
+
+
+def test_the_schema_refuses_two_loans_of_one_session(scene: Scene) -> None:
+    loan = scene.lend()
+    with pytest.raises(IntegrityError, match="loan_one_of_a_lender"), transaction.atomic():
+        Loan.objects.create(
+            lender=loan.lender,
+            borrower=loan.borrower,
+            device=loan.device,
+            gpu_milli=1000,
+            started_at=timezone.now(),
+        )
+    with pytest.raises(IntegrityError, match="loan_end_agrees"), transaction.atomic():
+        Loan.objects.filter(pk=loan.pk).update(state="ended")
+    part = DeviceAllocation.objects.get(is_lent=True)
+    held = DeviceAllocation.objects.filter(device=part.device, is_lent=False)
+    with pytest.raises(IntegrityError, match="device_whole_lent_once"), transaction.atomic():
+        held.update(is_lent=True)
+
+
+def test_a_loan_nobody_knows_of_is_settled(scene: Scene) -> None:
+    strange = LoanReport("11111111-1111-1111-1111-111111111111", LoanState.ENDED)
+    assert scene.agent.report_loans(strange) == [strange.loan_id]
+    assert scene.agent.report_loans(LoanReport("what?", LoanState.LENT)) == []
