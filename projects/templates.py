@@ -48,6 +48,16 @@ def find_template(user: User, template_id: str, kind: str) -> Template | None:
     return templates_for(user, kind).filter(pk=key).first()
 
 
+def labels_of(user: User, kind: str, name: str) -> dict[str, str]:
+    """Labels that a template requires of nodes: an admin's, never a private one's."""
+    shared = templates_for(user, kind).filter(name=name).exclude(scope=TemplateScope.PRIVATE)
+    for template in shared:
+        labels = template.spec.get("node_labels")
+        if isinstance(labels, dict):
+            return {str(key): str(value) for key, value in labels.items()}
+    return {}
+
+
 @transaction.atomic
 def save_private(user: User, *, name: str, kind: str, spec: Mapping[str, object]) -> Template:
     """Keep form values as the person's own template; the same name again replaces its values.

@@ -7,10 +7,13 @@ are edited here because only this app knows the names of the form's fields.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from django import forms
 from django.contrib import admin
 from django.core.exceptions import ValidationError
+from django.db import models
+from django.http import HttpRequest
 from django.utils.translation import gettext_lazy as _
 
 from projects.admin import AuditedAdmin, ReadOnlyAdmin
@@ -26,11 +29,13 @@ from scheduling.models import (
     DeviceHold,
     Event,
     Node,
+    PlannerPolicy,
     ProjectUsage,
     Wait,
     Workload,
     Zone,
 )
+from scheduling.services.events import wake_planner
 
 FORMS: Mapping[str, type[WorkloadForm]] = {
     WorkloadKind.INTERACTIVE: SessionForm,
@@ -125,6 +130,25 @@ class WaitAdmin(ReadOnlyAdmin):
 class CommandAdmin(ReadOnlyAdmin):
     list_display = ("key", "zone", "kind", "num_tries", "available_at", "done_at", "is_dead")
     list_filter = ("is_dead", "kind")
+
+
+@admin.register(PlannerPolicy)
+class PlannerPolicyAdmin(AuditedAdmin):
+    """The planner's policy: one row, which can be changed and not multiplied."""
+
+    list_display = ("__str__", "topology", "cordon_failures", "history_factor_milli")
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        """Once."""
+        return super().has_add_permission(request) and not PlannerPolicy.objects.exists()
+
+    def save_model(
+        self, request: HttpRequest, obj: models.Model, form: forms.ModelForm[Any], change: bool
+    ) -> None:
+        """Save it as the only one, and have the planner look again."""
+        obj.pk = PlannerPolicy.ONLY
+        super().save_model(request, obj, form, change)
+        wake_planner("policy")
 
 
 @admin.register(CycleRecord)

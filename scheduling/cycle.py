@@ -32,6 +32,8 @@ LOCK_KEY = 0x416C6C6F74
 """Advisory lock of the planner ("Allot" in ASCII)."""
 MAX_STALE_TRIES = 5
 NUM_RECORDS_KEPT = 500
+ESTIMATES_EVERY_S = 5.0
+"""Estimates change slowly and cost time: the cycles in between leave them as they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,16 +122,33 @@ def _note_failure(error: Exception) -> None:
     )
 
 
+@dataclass(slots=True)
+class _Estimated:
+    """When this process last asked when what waits will start."""
+
+    at: float = float("-inf")
+
+
+_estimated = _Estimated()
+
+
 def _plan_once() -> Plan:
     started_at = timezone.now()
     marks = [time.monotonic()]
     taken = take_snapshot()
     marks.append(time.monotonic())
-    decided = plan(taken.snapshot, taken.policy, started_at.timestamp())
+    with_estimates = marks[0] - _estimated.at >= ESTIMATES_EVERY_S
+    decided = plan(
+        taken.snapshot, taken.policy, started_at.timestamp(), with_estimates=with_estimates
+    )
+    for name, problem in decided.set_aside.items():
+        logger.warning("workload %s is set aside: %s", name, problem)
     marks.append(time.monotonic())
     apply_plan(taken, decided)
+    if with_estimates:
+        _estimated.at = marks[0]
     marks.append(time.monotonic())
-    if any(not isinstance(item, Hold) for item in decided.decisions):
+    if decided.cordons or any(not isinstance(item, Hold) for item in decided.decisions):
         _remember(taken, decided, started_at.timestamp(), marks)
     return decided
 
@@ -147,7 +166,7 @@ def _remember(taken: Taken, decided: Plan, now_s: float, marks: list[float]) -> 
         ),
         decisions=[
             {"type": type(item).__name__.lower(), **msgspec.to_builtins(item)}
-            for item in decided.decisions
+            for item in (*decided.cordons, *decided.decisions)
         ],
         numbers=msgspec.to_builtins(decided.numbers),
     )

@@ -10,19 +10,22 @@ from __future__ import annotations
 import uuid
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from typing import Any
 
 from django.db.models import Avg, F, Max, Prefetch, Window
 from django.db.models.functions import RowNumber
 from django.utils import timezone
 
 from projects.models import GpuQuota, NodeType, Project
+from scheduling import past
 from scheduling.core import types as core
 from scheduling.core.lenders import LENDING_OFF
 from scheduling.core.predict.idleness import Spell, expected_left_s
 from scheduling.models import (
     LEADER,
+    WAITING_PHASES,
     Attempt,
     Checkpoint,
     DeviceAllocation,
@@ -33,6 +36,7 @@ from scheduling.models import (
     Node,
     NodeState,
     Phase,
+    PlannerPolicy,
     SwapState,
     Workload,
 )
@@ -57,6 +61,7 @@ class Taken:
     """A snapshot and what is needed to apply a plan to the rows that it was made from.
 
     Attributes:
+        titles: What departments are called, by their id in the snapshot.
         rows: Of the unfinished workloads, as they were read; a plan that touches one whose
             generation has changed since is stale.
     """
@@ -64,6 +69,7 @@ class Taken:
     snapshot: core.Snapshot
     policy: core.Policy
     rows: Mapping[core.WorkloadId, Workload]
+    titles: Mapping[str, str] = field(default_factory=dict)
 
 
 def gpu_key(node_type: str | None) -> core.ResourceKey:
@@ -73,16 +79,24 @@ def gpu_key(node_type: str | None) -> core.ResourceKey:
 
 def take_snapshot() -> Taken:
     """Read everything that the planner must know. Call it inside the cycle's advisory lock."""
+    now = timezone.now()
+    policy = read_policy()
+    failed = past.failed_starts(policy, now)
+    nodes = tuple(_nodes(failed))
+    use = past.past_use(nodes, policy, now)
+    titles: dict[str, str] = {}
+    projects = tuple(_projects(use, titles))
     workloads = list(_unfinished())
     return Taken(
         snapshot=core.Snapshot(
-            nodes=tuple(_nodes()),
-            projects=tuple(_projects()),
-            workloads=tuple(_workloads(workloads)),
+            nodes=nodes,
+            projects=projects,
+            workloads=tuple(_workloads(workloads, nodes, failed, now)),
             loans=tuple(_loans(workloads)),
         ),
-        policy=_policy(),
+        policy=policy,
         rows={workload_id(row): row for row in workloads},
+        titles=titles,
     )
 
 
@@ -99,10 +113,22 @@ def index_of(replica: core.ReplicaId) -> int:
     return int(replica.rpartition("/")[2])
 
 
-def _policy() -> core.Policy:
+def read_policy() -> core.Policy:
+    """What admins chose: per node type, and for the whole planner."""
     runtimes = NodeType.objects.filter(min_runtime_s__gt=0).values_list("name", "min_runtime_s")
+    row = PlannerPolicy.objects.first() or PlannerPolicy()
     return core.Policy(
         min_runtime_s={core.NodeTypeName(name): float(seconds) for name, seconds in runtimes},
+        topology=tuple(row.topology),
+        preemption_delay_s=float(row.preemption_delay_s),
+        gang_grace_s=float(row.gang_grace_s),
+        aging_period_s=float(row.aging_period_s),
+        aging_bound=row.aging_bound,
+        cordon_failures=row.cordon_failures,
+        cordon_window_s=float(row.cordon_window_s),
+        history_factor_milli=row.history_factor_milli,
+        history_window_s=float(row.history_window_s),
+        history_half_life_s=float(row.history_half_life_s),
         swap_mib_per_s=_swap_rates(),
     )
 
@@ -119,7 +145,7 @@ def _swap_rates() -> Mapping[core.NodeTypeName, float]:
     return {core.NodeTypeName(name): rate / MIB for name, rate in found}
 
 
-def _nodes() -> Iterable[core.Node]:
+def _nodes(failed: past.FailedStarts) -> Iterable[core.Node]:
     for node in Node.objects.select_related("node_type", "zone").prefetch_related("devices"):
         devices = node.devices.all()
         name = node.node_type.name if node.node_type else None
@@ -131,7 +157,8 @@ def _nodes() -> Iterable[core.Node]:
             memory_mib=node.memory_mib,
             gpu_key=gpu_key(name),
             node_type=core.NodeTypeName(name) if name else None,
-            labels=node.labels,
+            labels={"zone": node.zone.name, **node.labels},
+            failed_starts=failed.by_node.get(node.name, ()),
             swap_host_mib=node.node_type.swap_host_mib if node.node_type else 0,
             is_ready=node.state == NodeState.READY
             and not node.zone.is_stopping
@@ -139,7 +166,7 @@ def _nodes() -> Iterable[core.Node]:
         )
 
 
-def _projects() -> Iterable[core.Project]:
+def _projects(use: past.Use, titles: dict[str, str]) -> Iterable[core.Project]:
     projects = list(Project.objects.select_related("department").order_by("created_at", "pk"))
     shares: dict[int, dict[core.ResourceKey, core.Share]] = defaultdict(dict)
     for quota in GpuQuota.objects.select_related("node_type"):
@@ -152,8 +179,11 @@ def _projects() -> Iterable[core.Project]:
         own[core.CPU] = core.Share(row.cpu_quota_milli, row.cpu_limit_milli)
         own[core.MEMORY] = core.Share(row.memory_quota_mib, row.memory_limit_mib)
         parent = core.ProjectId(f"department:{row.department.name}") if row.department else None
-        project = core.Project(core.ProjectId(row.name), parent, row.priority, order, own)
-        if parent is not None:
+        project = core.Project(
+            core.ProjectId(row.name), parent, row.priority, order, own, use.get(row.name, {})
+        )
+        if parent is not None and row.department is not None:
+            titles[parent] = row.department.title or row.department.name
             departments[parent].append(project)
         yield project
     for name, children in departments.items():
@@ -203,14 +233,29 @@ def _unfinished() -> Iterable[Workload]:
     )
 
 
-def _workloads(rows: Sequence[Workload]) -> Iterable[core.Workload]:
+def _workloads(
+    rows: Sequence[Workload],
+    nodes: Sequence[core.Node],
+    failed: past.FailedStarts,
+    now: datetime,
+) -> Iterable[core.Workload]:
     saved = _last_saved(rows)
-    now = timezone.now()
+    lengths, before = past.run_lengths(now), past.already_run(rows)
+    ready = [node for node in nodes if node.is_ready]
     idle = _idleness(rows, now)
     for row in rows:
         workload = core_workload(row, tuple(_replicas(row)))
+        leader = next(iter(row.attempts.all()), None)
+        started = None if leader is None else leader.started_at or leader.placed_at
+        told = past.expected(row, started, lengths, before.get(row.pk, 0.0), now)
         yield replace(
             workload,
+            avoided_nodes=past.avoided_nodes(row, failed.by_workload, ready),
+            waiting_since_s=_seconds(row.phase_changed_at) if row.phase in WAITING_PHASES else None,
+            expected_end_s=told.end_s,
+            early_end_s=told.early_end_s,
+            expected_run_s=told.run_s,
+            expected_basis=told.basis,
             idle=idle.get(row.pk),
             incomplete_since_s=_seconds(row.incomplete_since),
             eviction_cost=_eviction_cost(row, saved, now),
@@ -345,6 +390,7 @@ def _eviction_cost(
 
 def core_workload(row: Workload, replicas: tuple[core.Replica, ...]) -> core.Workload:
     """A row as the core sees it; also for a row that is not saved yet (a form's preview)."""
+    failure = _last_failure(row)
     return core.Workload(
         id=workload_id(row),
         project=core.ProjectId(row.project.name),
@@ -359,9 +405,20 @@ def core_workload(row: Workload, replicas: tuple[core.Replica, ...]) -> core.Wor
         replicas=replicas,
         node_types=tuple(core.NodeTypeName(name) for name in row.node_types) or None,
         not_before_s=_seconds(row.not_before),
+        required_labels=row.node_labels,
         failures=row.num_failures,
-        last_error=str(row.reason.get("last_error", "")),
+        last_error=str(failure.get("last_error") or ""),
+        last_exit_code=failure.get("exit_code"),
     )
+
+
+_FAILURES = ("exited", "start_failed", "out_of_memory", "backing_off")
+
+
+def _last_failure(row: Workload) -> Mapping[str, Any]:  # parsed JSON
+    """What is known of how it failed last, as long as its reason tells of that."""
+    is_failure = row.num_failures and row.reason.get("code") in _FAILURES
+    return row.reason.get("details") or {} if is_failure else {}
 
 
 def pending_replicas(row: Workload, count: int) -> tuple[core.Replica, ...]:

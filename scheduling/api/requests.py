@@ -70,6 +70,7 @@ COMMON_FIELDS: Mapping[str, JsonType] = {
     "name": TEXT,
     "template_name": TEXT,
     "node_types": TEXTS,
+    "node_labels": TEXTS_BY_NAME,
     "num_devices": AMOUNT,
     "gpu_milli": AMOUNT,
     "gpu_memory_mib": AMOUNT,

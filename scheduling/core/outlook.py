@@ -8,7 +8,7 @@ and again.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from scheduling.core.accounts import Account
 from scheduling.core.demand import Item, Option
@@ -45,6 +45,8 @@ class ShareStep:
             higher priorities.
         weights: Sum of the weights of its priority that want more than their guarantee.
         fair_share: What it got in the end, for quota and weight together.
+        past_use_ppm: What it used of late, in millionths of the capacity over that time.
+        history_factor_milli: How much that counts; 0 does not.
     """
 
     id: ProjectId
@@ -59,6 +61,8 @@ class ShareStep:
     weights: int
     fair_share: int
     allocated: int
+    past_use_ppm: int = 0
+    history_factor_milli: int = 0
 
     @property
     def by_weight(self) -> int:
@@ -126,7 +130,9 @@ class Outlook:
         siblings: Sequence[Account] = accounts.roots
         capacity = self._state.resources.capacity[r]
         for level in account.path:
-            steps.append(_step(level, siblings, capacity, r))
+            step = _step(level, siblings, capacity, r)
+            factor_milli = accounts.history_factor_milli
+            steps.append(replace(step, history_factor_milli=factor_milli))
             siblings, capacity = level.children, level.fair[r]
         return tuple(steps)
 
@@ -266,6 +272,7 @@ def _step(account: Account, siblings: Sequence[Account], capacity: int, r: int) 
         weights=weights,
         fair_share=account.fair[r],
         allocated=account.allocated[r],
+        past_use_ppm=account.past_use_ppm[r],
     )
 
 

@@ -40,6 +40,7 @@ from scheduling.forms.fields import (
     TextField,
 )
 from scheduling.forms.fit import Request, misfit
+from scheduling.forms.labels import LabelsField, labels_for
 from scheduling.relay_client import FieldProblem
 from scheduling.services import SubmissionRefusedError, WorkloadSpec, check_on_node
 
@@ -135,6 +136,7 @@ class WorkloadForm(forms.Form):
     name = NameField(required=True, label=_("Name"))
     from_template = TextField(max_chars=80, widget=forms.HiddenInput)
     node_types = NodeTypesField(label=_("Node type"))
+    node_labels = LabelsField(label=_("Node labels"))
     gpu_mode = OptionField(
         choices=GPU_MODES, required=True, widget=forms.RadioSelect, label=_("GPU")
     )
@@ -250,7 +252,7 @@ class WorkloadForm(forms.Form):
         """Check what depends on several fields, then make the spec."""
         self._check_gpu_mode()
         self.check_modes()
-        steps: tuple[Callable[[], None], ...] = (self._choose_node_types,)
+        steps: tuple[Callable[[], None], ...] = (self._choose_node_types, self._take_labels)
         if not self.is_repeat:
             steps += (self.check_permissions, self._check_fit)
         for step in steps:
@@ -314,6 +316,14 @@ class WorkloadForm(forms.Form):
                 self._refuse_node_type("node_type_not_allowed", name, usable)
             elif name not in {item.name for item in usable}:
                 self._refuse_node_type("node_type_without_gpu", name, usable)
+
+    def _take_labels(self) -> None:
+        values = self.cleaned_data
+        asked, template = values.get("node_labels") or {}, values.get("from_template") or ""
+        try:
+            values["node_labels"] = labels_for(self.user, self.kind, template, asked)
+        except ValidationError as error:
+            self.add_error("node_labels", error)
 
     def _refuse_node_type(self, code: str, name: str, usable: Sequence[NodeType]) -> None:
         messages: Mapping[str, StrOrPromise] = {
@@ -394,6 +404,7 @@ class WorkloadForm(forms.Form):
             kind=self.kind.value,
             name=DRAFT_NAME,
             node_types=values["node_types"],
+            node_labels=tuple(sorted((values.get("node_labels") or {}).items())),
             num_devices=self.num_devices,
             gpu_milli=1000 if is_whole else values["gpu_fraction"],
             gpu_memory_mib=values["gpu_memory_gib"],

@@ -150,6 +150,7 @@ def fingerprint(source: Workload | WorkloadSpec) -> str:
     values["project"] = source.project.name
     values["env"] = dict(source.env)
     values["node_types"] = list(source.node_types)
+    values["node_labels"] = dict(source.node_labels)
     values["command"] = list(source.command)
     return json.dumps(values, sort_keys=True)
 

@@ -33,6 +33,7 @@ from scheduling.models.nodes import (
 from scheduling.models.records import (
     Command,
     CycleRecord,
+    PlannerPolicy,
     PlannerStatus,
     ProjectUsage,
 )
@@ -79,6 +80,7 @@ __all__ = [
     "Node",
     "NodeState",
     "Phase",
+    "PlannerPolicy",
     "PlannerStatus",
     "Priority",
     "ProjectUsage",

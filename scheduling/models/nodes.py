@@ -8,7 +8,7 @@ from django.db import models
 from django.db.models import Q
 from django.utils.translation import pgettext_lazy
 
-from projects.models import NodeType, validate_slug
+from projects.models import NodeType, User, validate_slug
 
 if TYPE_CHECKING:
     from django_stubs_ext.db.models.manager import RelatedManager
@@ -64,6 +64,9 @@ class Node(models.Model):
     """A machine, real or simulated, as its agent declares it.
 
     Attributes:
+        cordon: Why it is closed, as `core.decisions.Reason` in JSON; empty where nobody closed it.
+        cordoned_by: The admin who did; None where the planner did.
+        opened_at: When an admin opened it again; starts that failed before do not count.
         rival, rival_at: Zone and machine of another agent that claimed its name in vain, and when
             it last did (`services.claims`).
     """
@@ -77,6 +80,12 @@ class Node(models.Model):
     cpu_milli = models.PositiveIntegerField()
     memory_mib = models.PositiveIntegerField()
     state = models.CharField(max_length=16, choices=NodeState.choices, default=NodeState.READY)
+    cordon = models.JSONField(default=dict, blank=True)
+    cordoned_at = models.DateTimeField(null=True, blank=True)
+    cordoned_by = models.ForeignKey(
+        User, on_delete=models.SET_NULL, null=True, blank=True, related_name="+"
+    )
+    opened_at = models.DateTimeField(null=True, blank=True)
     is_simulated = models.BooleanField(default=False)
     is_isolated = models.BooleanField(default=False)
     isolation_note = models.CharField(max_length=500, blank=True)

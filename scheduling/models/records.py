@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from django.contrib.postgres.fields import ArrayField
+from django.core.validators import MaxValueValidator, MinValueValidator
 from django.db import models
 from django.db.models import Q
 
 from projects.models import Project
 from scheduling.models.nodes import Zone
 from scheduling.models.workloads import Workload
+
+
+def default_topology() -> list[str]:
+    return ["rack", "zone"]
 
 
 class Command(models.Model):
@@ -87,6 +93,45 @@ class PlannerStatus(models.Model):
 
     def __str__(self) -> str:
         return self.error or f"{self.finished_at}"
+
+
+class PlannerPolicy(models.Model):
+    """What an admin chose of the planner's policy; one row, its defaults where there is none.
+
+    Attributes:
+        topology: Labels of nodes that name where they stand, from the narrowest; `zone` is the
+            agent's zone where a node has no such label.
+        preemption_delay_s: A waiting workload causes no eviction until it has waited so long.
+        aging_period_s: Per period waited a workload starts as if of one higher priority; 0 is off.
+        cordon_failures: A node on which so many different workloads failed to start is closed; 0
+            closes none.
+        history_factor_milli: How much past use counts in the surplus, in thousandths; 0 is off.
+        history_half_life_s: In what time it counts half; 0 does not decay.
+    """
+
+    ONLY = 1
+
+    topology = ArrayField(models.CharField(max_length=100), default=default_topology, blank=True)
+    preemption_delay_s = models.PositiveIntegerField(default=0)
+    gang_grace_s = models.PositiveIntegerField(default=60)
+    aging_period_s = models.PositiveIntegerField(default=0)
+    aging_bound = models.PositiveSmallIntegerField(default=20)
+    cordon_failures = models.PositiveSmallIntegerField(default=3)
+    cordon_window_s = models.PositiveIntegerField(default=3600)
+    history_factor_milli = models.PositiveIntegerField(default=0)
+    history_window_s = models.PositiveIntegerField(
+        default=7 * 86400, validators=[MinValueValidator(3600), MaxValueValidator(90 * 86400)]
+    )
+    history_half_life_s = models.PositiveIntegerField(default=0)
+
+    class Meta:
+        verbose_name_plural = "planner policy"
+        constraints: ClassVar = [
+            models.CheckConstraint(condition=Q(pk=1), name="planner_policy_only_one"),
+        ]
+
+    def __str__(self) -> str:
+        return "policy"
 
 
 class ProjectUsage(models.Model):

@@ -87,6 +87,9 @@ class Workload(models.Model):
         generation: Raised by each change that a plan must have seen; a stale plan is refused.
         submitted_at: Its place in the queue; kept when it is requeued.
         reason: `core.decisions.Reason` as JSON: code, message, details, offers, per_node_type.
+        node_labels: Only nodes with all of these labels will do.
+        eta: When it will start, `core.decisions.Eta` as JSON with times in Unix seconds; empty
+            where nothing is known.
         claimant: For a victim: the workload that gained, until it runs again.
         not_before: Back-off after a failed start.
         request_id: The form's or API's idempotency key.
@@ -120,6 +123,7 @@ class Workload(models.Model):
     min_replicas = models.PositiveSmallIntegerField(default=1)
     max_replicas = models.PositiveSmallIntegerField(default=1)
     node_types = ArrayField(models.CharField(max_length=40), default=list)
+    node_labels = models.JSONField(default=dict, blank=True)
     priority = models.PositiveSmallIntegerField(choices=Priority.choices, default=Priority.MEDIUM)
     is_preemptible = models.BooleanField()
     checkpoint_mode = models.CharField(
@@ -142,6 +146,7 @@ class Workload(models.Model):
     reason_at = models.DateTimeField(null=True, blank=True)
     queue_position = models.PositiveIntegerField(null=True, blank=True)
     queue_length = models.PositiveIntegerField(null=True, blank=True)
+    eta = models.JSONField(default=dict, blank=True)
     claimant = models.ForeignKey(
         "self", on_delete=models.SET_NULL, null=True, blank=True, related_name="victims"
     )

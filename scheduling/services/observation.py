@@ -127,7 +127,7 @@ def _record_node(
     else:
         changed = any(getattr(node, name) != value for name, value in values.items())
         if node.state == NodeState.LOST:
-            values["state"] = NodeState.READY
+            values["state"] = NodeState.CORDONED if node.cordon else NodeState.READY
             changed = True
         if changed:
             Node.objects.filter(pk=node.pk).update(**values)

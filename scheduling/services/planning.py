@@ -45,6 +45,7 @@ from scheduling.models import (
     Workload,
 )
 from scheduling.outbox import owe
+from scheduling.services.estimates import eta_to_tell
 from scheduling.services.events import announce_workload, close_wait, record_event, topics_of
 from scheduling.services.lending import (
     LenderChangedError,
@@ -54,6 +55,7 @@ from scheduling.services.lending import (
     record_not_lent,
     settle_body,
 )
+from scheduling.services.nodes import close_failing
 from scheduling.services.replicas import (
     ask_to_leave,
     grown,
@@ -100,6 +102,8 @@ def apply_plan(taken: Taken, plan: Plan) -> None:
                 _hold(row, decision, plan, taken, nodes, now)
                 waiting.append(row)
     _save_waiting(waiting)
+    for cordon in plan.cordons:
+        close_failing(nodes[cordon.node], reason_json(cordon.reason, taken.titles), now)
     announce(*{topic for row in waiting for topic in topics_of(row)})
     record_not_lent(plan, taken)
     _record_numbers(plan.numbers)
@@ -113,7 +117,7 @@ def _is_known(decision: Decision, plan: Plan, taken: Taken) -> bool:
     if not isinstance(decision, Hold):
         return False
     row = taken.rows[decision.workload]
-    is_same = _told(row) == _to_tell(row, decision, plan)
+    is_same = _told(row) == _to_tell(row, decision, plan, taken.titles)
     return is_same and _by_index(decision.held) == _kept_for_pending(taken, decision.workload)
 
 
@@ -125,24 +129,25 @@ def _kept_for_pending(taken: Taken, workload: WorkloadId) -> dict[int, Placement
     return {replica: held for replica, held in holds_of(row).items() if replica not in moving}
 
 
-Told = tuple[dict[str, object], int | None, int | None]
-"""Reason, position and length of the queue."""
+Told = tuple[dict[str, object], int | None, int | None, dict[str, object]]
+"""Reason, position and length of the queue, estimate of the start."""
 
 
 def _told(row: Workload) -> Told:
-    return row.reason, row.queue_position, row.queue_length
+    return row.reason, row.queue_position, row.queue_length, row.eta
 
 
-def _to_tell(row: Workload, decision: Hold, plan: Plan) -> Told:
+def _to_tell(row: Workload, decision: Hold, plan: Plan, titles: Mapping[str, str]) -> Told:
     """What a hold says of a workload. One that runs and could grow keeps the reason why it runs,
     one that is leaving the reason why it leaves.
     """
-    why = reason_json(decision.reason)
+    why = reason_json(decision.reason, titles)
     if row.phase in WAITING_PHASES:
-        return why, *plan.queue_positions.get(decision.workload, (None, None))
+        place = plan.queue_positions.get(decision.workload, (None, None))
+        return why, *place, eta_to_tell(row.eta, decision.eta) if plan.has_estimates else row.eta
     if row.phase in LEAVING_PHASES:
         return _told(row)
-    return {**row.reason, "growth": why}, None, None
+    return {**row.reason, "growth": why}, None, None, {}
 
 
 def _lock_touched(taken: Taken, decisions: Sequence[Decision]) -> dict[WorkloadId, Workload]:
@@ -175,13 +180,14 @@ def _save_waiting(rows: Sequence[Workload]) -> None:
     with connection.cursor() as cursor:
         cursor.executemany(
             "UPDATE scheduling_workload SET reason = %s::jsonb, reason_at = %s,"
-            " queue_position = %s, queue_length = %s WHERE id = %s",
+            " queue_position = %s, queue_length = %s, eta = %s::jsonb WHERE id = %s",
             [
                 (
                     json.dumps(row.reason),
                     row.reason_at,
                     row.queue_position,
                     row.queue_length,
+                    json.dumps(row.eta),
                     row.pk,
                 )
                 for row in rows
@@ -290,6 +296,7 @@ def _start(
         row.node = first.node
         row.node_type = first.node.node_type
     row.queue_position = row.queue_length = None
+    row.eta = {}
     details = {
         **decision.reason.details,
         "code": decision.reason.code,
@@ -307,7 +314,7 @@ def _start(
     close_wait(row, now)
     row.is_borrowing = decision.is_borrowed
     row.claimant = None
-    row.reason = reason_json(decision.reason)
+    row.reason = reason_json(decision.reason, taken.titles)
     row.reason_at = now
     code = "resumed" if first.number > 1 else "started"
     advance(row, lifecycle.Placed(), code=code, at=now, details=details)
@@ -373,8 +380,10 @@ def _evict(
         raise StalePlanError(str(row.pk))
     claimant = taken.rows.get(decision.claimant) if decision.claimant else None
     last = Checkpoint.objects.filter(workload=row, is_kept=True).first()
+    told = reason_json(decision.reason, taken.titles)["details"]
+    assert isinstance(told, dict)
     details = {
-        **decision.reason.details,
+        **told,
         "claimant_id": str(claimant.pk) if claimant else None,
         "claimant_project": str(claimant.project) if claimant else None,
         "checkpoint_age_s": (now - last.saved_at).total_seconds() if last else None,
@@ -390,7 +399,7 @@ def _evict(
         shrunk(row, leaving[0], decision.reason.code, now, details)
         return
     row.claimant = claimant
-    row.reason = {**reason_json(decision.reason), "details": details}
+    row.reason = {**reason_json(decision.reason, taken.titles), "details": details}
     row.reason_at = now
     row.num_preemptions += 1
     advance(row, lifecycle.EvictAsked(), code=decision.reason.code, at=now, details=details)
@@ -424,7 +433,9 @@ def _hold(
     if gone := _kept_for_pending(taken, decision.workload).keys() - held.keys():
         DeviceHold.objects.filter(workload=row, replica__in=gone).delete()
     _keep_all(row, held, nodes, taken, now)
-    row.reason, row.queue_position, row.queue_length = _to_tell(row, decision, plan)
+    row.reason, row.queue_position, row.queue_length, row.eta = _to_tell(
+        row, decision, plan, taken.titles
+    )
     row.reason_at = now
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from decimal import Decimal
 
@@ -29,6 +30,8 @@ from scheduling.services.events import announce_workload, open_wait, record_even
 from scheduling.snapshot import core_workload, pending_replicas, take_snapshot
 from telemetry.cost import cost_per_hour
 
+NO_TITLES: Mapping[str, str] = {}
+
 
 @dataclass(frozen=True, slots=True)
 class WorkloadSpec:
@@ -40,6 +43,7 @@ class WorkloadSpec:
     cpu_milli: int
     memory_mib: int
     node_types: tuple[str, ...]
+    node_labels: tuple[tuple[str, str], ...] = ()
     command: tuple[str, ...] = ()
     working_dir: str = ""
     env: tuple[tuple[str, str], ...] = ()
@@ -135,13 +139,14 @@ def _row(spec: WorkloadSpec, owner: User) -> Workload:
     values = {
         item.name: getattr(spec, item.name)
         for item in fields(spec)
-        if item.name not in ("command", "node_types", "env")
+        if item.name not in ("command", "node_types", "node_labels", "env")
     }
     return Workload(
         owner=owner,
         phase=Phase.QUEUED,
         command=list(spec.command),
         node_types=list(spec.node_types),
+        node_labels=dict(spec.node_labels),
         env=dict(spec.env),
         **values,
     )
@@ -229,7 +234,7 @@ def preview(spec: WorkloadSpec, *, owner: User) -> Preview:
     cost = _cost(spec, name)
     return Preview(
         starts_now=not isinstance(decision, Hold) or held > 0,
-        reason=reason_json(decision.reason),
+        reason=reason_json(decision.reason, taken.titles),
         cost_per_hour=None if cost is None else num_replicas * cost,
         node_type=name,
         num_replicas=num_replicas,
@@ -257,9 +262,15 @@ def _cost(spec: WorkloadSpec, type_name: str | None) -> Decimal | None:
     return cost_per_hour(milli, spec.cpu_milli, spec.memory_mib, node_type)
 
 
-def reason_json(reason: Reason) -> dict[str, object]:
-    """A reason as it is stored and sent: code, message, details, offers, per_node_type."""
+def reason_json(reason: Reason, titles: Mapping[str, str] = NO_TITLES) -> dict[str, object]:
+    """A reason as it is stored and sent: code, message, details, offers, per_node_type.
+
+    Departments that its details name are given with what they are called.
+    """
     plain: dict[str, object] = msgspec.to_builtins(reason)
+    named = {v: titles[v] for v in reason.details.values() if isinstance(v, str) and v in titles}
+    if named:
+        plain["details"] = {**reason.details, "titles": named}
     return plain
 
 

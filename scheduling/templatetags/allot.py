@@ -26,6 +26,7 @@ from scheduling.bars import Bar
 from scheduling.models import Node, Wait, Workload
 from scheduling.selectors import Waited
 from scheduling.system import Banner, banners
+from scheduling.texts import estimates
 
 register = template.Library()
 
@@ -103,6 +104,18 @@ def event_text(event: Any) -> str:
 def reason_text(workload: Workload) -> str:
     """Why it waits, in words; empty where nothing is recorded."""
     return texts.why(workload)
+
+
+@register.filter
+def eta_text(workload: Workload) -> str:
+    """When it will start, in words; empty where it does not wait."""
+    return estimates.eta_text(workload)
+
+
+@register.filter
+def eta_basis(workload: Workload) -> str:
+    """What that rests on."""
+    return estimates.eta_basis(workload)
 
 
 @register.filter
@@ -196,6 +209,7 @@ def decision_word(kind: str) -> str:
         "evict": gettext("give way"),
         "move": gettext("move"),
         "hold": gettext("wait"),
+        "cordon": gettext("close a node"),
     }
     return words.get(kind, kind)
 

@@ -13,9 +13,9 @@ from typing import Any
 
 from django.utils.translation import gettext as _
 
-from scheduling.models import Event, Phase, Wait, Workload
+from scheduling.models import Event, Node, Phase, Wait, Workload
 from scheduling.texts.events import DISPLACED, EVENTS, WAITS
-from scheduling.texts.reasons import REASONS, TypeEntry, type_entry
+from scheduling.texts.reasons import CORDONS, REASONS, TypeEntry, type_entry
 from scheduling.texts.remedies import Offer, offer_of
 from scheduling.texts.words import amount_of, level_word, sentence_of, type_word
 
@@ -23,6 +23,7 @@ __all__ = [
     "Offer",
     "TypeEntry",
     "amount_of",
+    "cordon",
     "event_sentence",
     "known_codes",
     "level_word",
@@ -40,6 +41,15 @@ def reason_sentence(reason: Mapping[str, Any]) -> str:
     return sentence_of(REASONS, str(reason.get("code", "")), reason.get("details") or {}) or str(
         reason.get("message", "")
     )
+
+
+def cordon(node: Node) -> str:
+    """Why a node is closed for new work; empty where it is not."""
+    reason = node.cordon
+    if not reason:
+        return ""
+    details = reason.get("details") or {}
+    return sentence_of(CORDONS, str(reason.get("code", "")), details) or str(reason["message"])
 
 
 def why(workload: Workload) -> str:

@@ -72,6 +72,7 @@ def _weight_sentences(step: ShareStep) -> Iterator[str]:
     elif not step.weight:
         yield _("Its weight is 0: it has no part of what is left.")
     else:
+        yield from _history_sentences(step)
         yield _(
             "Left when everybody has what is guaranteed to them: %(surplus)s; "
             "its weight is %(weight)s of %(weights)s among those who ask for more."
@@ -81,6 +82,18 @@ def _weight_sentences(step: ShareStep) -> Iterator[str]:
             "weights": step.weights,
         }
         yield _given(step)
+
+
+def _history_sentences(step: ShareStep) -> Iterator[str]:
+    """What its use of late changes, where the policy counts it."""
+    if step.history_factor_milli:
+        yield _(
+            "Of late it used %(part)s of all there is, which counts %(factor)s times: the more "
+            "that is against its weight, the smaller its part."
+        ) % {
+            "part": formats.percent(step.past_use_ppm / 1_000_000),
+            "factor": formats.decimal(step.history_factor_milli / 1000, 3),
+        }
 
 
 def _given(step: ShareStep) -> str:
@@ -196,6 +209,10 @@ _CONDITIONS: dict[str, Sentence] = {
         % _excess(d, "limit")
     ),
     "over_share": _over_share,
+    "behind_priority": lambda d: _(
+        "What those before it hold has to come free again, or its priority to be raised."
+    ),
+    "set_aside": lambda d: _("An administrator has to put its record right."),
     "awaiting_release": lambda d: _("It starts as soon as those who give way have stopped."),
     "in_delay": _time_passes,
     "in_min_runtime": _time_passes,

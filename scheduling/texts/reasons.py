@@ -88,12 +88,20 @@ def _awaiting_release(d: Details) -> str:
 
 
 def _backing_off(d: Details) -> str:
+    values = {"n": d["attempts"], "time": until(d)}
+    if d.get("exit_code") is not None:
+        text = ngettext(
+            "Ended with exit code %(code)s, %(n)s time; again in %(time)s.",
+            "Ended with exit code %(code)s, %(n)s times; again in %(time)s.",
+            d["attempts"],
+        )
+        return text % {**values, "code": d["exit_code"]} + last_error(d)
     text = ngettext(
         "Start failed %(n)s time; again in %(time)s.",
         "Start failed %(n)s times; again in %(time)s.",
         d["attempts"],
     )
-    return text % {"n": d["attempts"], "time": until(d)} + last_error(d)
+    return text % values + last_error(d)
 
 
 def _exited(d: Details) -> str:
@@ -137,8 +145,8 @@ def _started_borrowing(d: Details) -> str:
 def reclaimed(d: Details) -> str:
     values = {
         "project": d["claimant_project"],
-        "side": level_word(d["claimant_side"]),
-        "victim": level_word(d["victim_side"]),
+        "side": level_word(d["claimant_side"], d),
+        "victim": level_word(d["victim_side"], d),
         "held": amount(d, "victim_allocated"),
         "borrowed": amount(d, "victim_borrowed"),
         "quota": amount(d, "claimant_quota"),
@@ -191,6 +199,13 @@ def _offline(d: Details) -> str:
     return _("%(type)s: no node online") % {"type": names or _("The cluster")}
 
 
+def _failing_starts(d: Details) -> str:
+    return _(
+        "Closed by the planner: %(n)s different workloads failed to start here within %(time)s, "
+        "and none started in between. What runs here goes on."
+    ) % {"n": d["failures"], "time": formats.duration(d["window_s"])}
+
+
 REASONS: dict[str, Sentence] = {
     "not_evaluated": lambda d: _("Not examined yet"),
     "no_fit": _no_fit,
@@ -234,10 +249,21 @@ REASONS: dict[str, Sentence] = {
         _("Only %(running)s of %(minimum)s replicas were left for longer than its grace")
         % {"running": d["running"], "minimum": d["minimum"]}
     ),
+    "failing_starts": _failing_starts,
+    "set_aside": lambda d: _("It cannot be planned: %(problem)s") % {"problem": d["problem"]},
     "node_lost": lambda d: _("Node %(node)s no longer reports") % {"node": d["node"]},
     "exited": _exited,
     "start_failed": lambda d: _("Could not be started.") + last_error(d),
     "out_of_memory": out_of_memory,
+}
+
+
+CORDONS: dict[str, Sentence] = {
+    "failing_starts": _failing_starts,
+    "by_admin": lambda d: (
+        _("Closed by %(actor)s: nothing new starts here, what runs goes on.")
+        % {"actor": d["actor"]}
+    ),
 }
 
 

@@ -78,6 +78,10 @@ _OFFERS: dict[str, Callable[[Mapping[str, Any], Workload | None], Offer]] = {
     "fewer_replicas": lambda item, workload: Offer(
         _("Ask for fewer replicas"), _form_address(workload)
     ),
+    "ask_manager": lambda item, workload: Offer(
+        _("Ask a manager of the project for a higher priority"),
+        reverse("scheduling:project", args=[workload.project.name]) if workload else "",
+    ),
     "notify_admin": lambda item, workload: Offer(_("Tell an administrator"), ""),
     "retry": lambda item, workload: Offer(
         _("Read its log"),

@@ -108,7 +108,7 @@ def _decision(item: Mapping[str, Any], known: Mapping[str, Workload]) -> Decisio
     return DecisionRow(
         kind=str(item.get("kind") or item.get("type") or ""),
         workload=workload,
-        name=workload.name if workload else identity,
+        name=workload.name if workload else identity or str(item.get("node", "")),
         code=str(reason.get("code", "")),
         sentence=texts.reason_sentence(reason) if reason else "",
     )

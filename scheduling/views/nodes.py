@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 
+from django.contrib import messages
 from django.contrib.auth.decorators import login_required
+from django.core.exceptions import PermissionDenied
 from django.http import HttpResponse
-from django.shortcuts import get_object_or_404
+from django.shortcuts import get_object_or_404, redirect
 from django.utils import timezone
 from django.utils.translation import gettext as _
-from django.views.decorators.http import require_safe
+from django.views.decorators.http import require_POST, require_safe
 
 from projects import access
-from scheduling import formats
+from scheduling import formats, texts
 from scheduling.bars import Bar
 from scheduling.live import NODES_TOPIC
 from scheduling.models import Allocation, Device, DeviceAllocation, Node
 from scheduling.selectors import DEVICE_MILLI, NOTHING_THERE, OnNode, gpu_bar, on_nodes
+from scheduling.services import nodes as services_nodes
 from scheduling.services.claims import GIVEN_UP_AFTER_S, rival_of
 from scheduling.texts import mechanisms
 from scheduling.views import bands
@@ -27,6 +31,7 @@ from scheduling.views.pages import PageRequest, page
 from telemetry.csp import allows_charts
 
 MAX_NODES = 200
+Change = Callable[..., Node]
 # So many allocations a node page names; a node rarely holds more.
 MAX_HOLDERS = 200
 
@@ -116,6 +121,8 @@ def node(request: PageRequest, name: str) -> HttpResponse:
     context = {
         "topics": [NODES_TOPIC],
         "node": row,
+        "cordon": texts.cordon(row),
+        "may_cordon": request.user.is_superuser,
         "rival": rival_of(row, now),
         "given_up_s": GIVEN_UP_AFTER_S,
         "cards": _cards(devices, allocations, visible),
@@ -134,6 +141,29 @@ def node(request: PageRequest, name: str) -> HttpResponse:
         "bands_payload": bands.payload(found, devices, request.user.time_zone, now),
     }
     return page(request, "scheduling/node.html", context)
+
+
+@login_required
+@require_POST
+def cordon(request: PageRequest, name: str) -> HttpResponse:
+    """Let nothing new start there."""
+    return _change(request, name, services_nodes.cordon, _("Nothing new starts on %(name)s."))
+
+
+@login_required
+@require_POST
+def uncordon(request: PageRequest, name: str) -> HttpResponse:
+    """Open it again."""
+    return _change(request, name, services_nodes.uncordon, _("%(name)s takes new work again."))
+
+
+def _change(request: PageRequest, name: str, change: Change, message: str) -> HttpResponse:
+    row = get_object_or_404(Node, name=name)
+    if not request.user.is_superuser:
+        raise PermissionDenied
+    change(row, actor=request.user)
+    messages.success(request, message % {"name": row.name})
+    return redirect("scheduling:node", row.name)
 
 
 def _cards(

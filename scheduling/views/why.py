@@ -278,12 +278,17 @@ def _levels(project: Project, steps: Sequence[ShareStep]) -> list[Level]:
     """Department and project, all drawn to the length of the whole node type."""
     return [
         Level(
-            str(project) if step.id == project.name else capfirst(texts.level_word(step.id)),
+            str(project) if step.id == project.name else capfirst(_department(project, step.id)),
             step,
             ShareBar(step, steps[0].capacity),
         )
         for step in steps
     ]
+
+
+def _department(project: Project, name: str) -> str:
+    titles = {name: project.department.title} if project.department else {}
+    return texts.level_word(name, {"titles": titles})
 
 
 def _named(

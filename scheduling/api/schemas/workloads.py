@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any
@@ -13,8 +14,17 @@ from projects.access import may_change_workload, may_connect
 from projects.models import User
 from scheduling import texts
 from scheduling.forms.training import PRIORITIES
-from scheduling.models import Attempt, Checkpoint, DeviceAllocation, Event, Wait, Workload
+from scheduling.models import (
+    WAITING_PHASES,
+    Attempt,
+    Checkpoint,
+    DeviceAllocation,
+    Event,
+    Wait,
+    Workload,
+)
 from scheduling.selectors import NOTHING_WAITED, Waited
+from scheduling.services.estimates import eta_json
 
 PRIORITY_NAMES = {value.value: name for name, value in PRIORITIES.items()}
 
@@ -76,6 +86,25 @@ class QueueSchema(serializers.Serializer[dict[str, Any]]):
     of = serializers.IntegerField(allow_null=True)
 
 
+class EtaSchema(serializers.Serializer[dict[str, Any]]):
+    """When it will start: seconds from now, and what that rests on."""
+
+    min_s = serializers.IntegerField()
+    max_s = serializers.IntegerField(allow_null=True, help_text="Null: only the earliest is known.")
+    basis = serializers.ChoiceField(
+        choices=[
+            "time_limits",
+            "history",
+            "prediction",
+            "reservation",
+            "release",
+            "policy",
+            "schedule",
+        ]
+    )
+    confidence = serializers.ChoiceField(choices=["low", "medium", "high"])
+
+
 class WaitedSchema(serializers.Serializer[Waited]):
     """Seconds in the queue: this time (null when it does not wait), and in all."""
 
@@ -95,6 +124,7 @@ class WorkloadSchema(serializers.ModelSerializer[Workload]):
     env = serializers.SerializerMethodField()
     reason = serializers.SerializerMethodField()
     queue = serializers.SerializerMethodField()
+    eta = serializers.SerializerMethodField()
     waited = serializers.SerializerMethodField()
     claimant_project = serializers.CharField(
         source="claimant.project.name", allow_null=True, default=None
@@ -116,6 +146,7 @@ class WorkloadSchema(serializers.ModelSerializer[Workload]):
             "ended_at",
             "reason",
             "queue",
+            "eta",
             "waited",
             "node",
             "node_type",
@@ -131,6 +162,7 @@ class WorkloadSchema(serializers.ModelSerializer[Workload]):
             "cpu_milli",
             "memory_mib",
             "node_types",
+            "node_labels",
             "command",
             "working_dir",
             "env",
@@ -163,6 +195,13 @@ class WorkloadSchema(serializers.ModelSerializer[Workload]):
     def get_queue(self, workload: Workload) -> dict[str, int | None]:
         """Its place in the queue."""
         return {"position": workload.queue_position, "of": workload.queue_length}
+
+    @extend_schema_field(EtaSchema(allow_null=True))
+    def get_eta(self, workload: Workload) -> dict[str, Any] | None:
+        """When it will start; null where nothing is known, or where it does not wait."""
+        if workload.phase not in WAITING_PHASES:
+            return None
+        return eta_json(workload.eta, time.time())
 
     @extend_schema_field(WaitedSchema)
     def get_waited(self, workload: Workload) -> dict[str, Any]:
@@ -303,6 +342,12 @@ class NewWorkloadSchema(serializers.Serializer[Any]):
     template_name = serializers.CharField(required=False, allow_null=True)
     node_types = serializers.ListField(
         child=serializers.CharField(), required=False, allow_null=True
+    )
+    node_labels = serializers.DictField(
+        child=serializers.CharField(),
+        required=False,
+        allow_null=True,
+        help_text="Labels that its nodes must have; for administrators, and from templates.",
     )
     num_devices = serializers.IntegerField(
         required=False, allow_null=True, min_value=0, max_value=8
