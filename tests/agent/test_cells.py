@@ -146,7 +146,7 @@ async def connect(host: Host, folder: Path, web: httpx.AsyncClient) -> AsyncIter
             str(folder / "r.sock"),
             f"ws://localhost{PATH}/api/kernels/{kernel}/channels",
             additional_headers={"Authorization": f"Bearer {host.secret}"},
-            subprotocols=[framing] if framing else None,  # type: ignore[list-item]
+            subprotocols=[framing] if framing else None,
             max_size=None,
         )
         opened.append(socket)
