@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Collection
 from dataclasses import dataclass
 
 # An entry written in place is whole after this long without a change.
@@ -27,13 +28,20 @@ class Entry:
     is_folder: bool
 
 
-def entries(folder_fd: int, now_ns: int, *, is_over: bool = False) -> list[Entry]:
+def entries(
+    folder_fd: int,
+    now_ns: int,
+    *,
+    is_over: bool = False,
+    arrived: Collection[tuple[str, int]] = (),
+) -> list[Entry]:
     """Whole entries of a folder, oldest first.
 
     Args:
         folder_fd: The training's checkpoint folder.
         now_ns: Wall clock.
         is_over: The training ended by itself, so it has closed what it wrote.
+        arrived: Names and inodes that are known to have come by rename (`renames`).
     """
     found = []
     for name in os.listdir(folder_fd):
@@ -47,7 +55,7 @@ def entries(folder_fd: int, now_ns: int, *, is_over: bool = False) -> list[Entry
             written_ns = _last_write(name, folder_fd) if is_folder else status.st_mtime_ns
         except OSError:
             continue
-        renamed = status.st_ctime_ns > written_ns
+        renamed = status.st_ctime_ns > written_ns or (name, status.st_ino) in arrived
         if renamed or is_over or now_ns - max(written_ns, status.st_ctime_ns) > QUIET_NS:
             found.append(Entry(name, status.st_ino, written_ns, is_folder))
     return sorted(found, key=lambda entry: (entry.written_ns, entry.name))

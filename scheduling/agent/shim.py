@@ -23,11 +23,14 @@ from typing import Any
 
 from scheduling.agent import folders, namespaces, processes, program
 from scheduling.agent.cgroups import Cgroup, Hierarchy, Limits
+from scheduling.agent.renames import Renames
 from scheduling.agent.stopping import Stop, Workload
 
 # How often lease, log size and requests are looked at when nobody wakes the shim.
 _TICK_S = 0.5
 _TICK_WHILE_STOPPING_S = 0.1
+# Somebody waits for the device: a look at one folder.
+_TICK_WHILE_SAVING_S = 0.02
 _LOCK_TRIES, _LOCK_PAUSE_S = 40, 0.05
 _RECORD_TRIES, _RECORD_PAUSE_S = 600, 1.0
 _AWAITED = program.BLOCKED_BEFORE
@@ -48,6 +51,7 @@ class Shim:
             folders.LOG, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600, dir_fd=folder_fd
         )
         self.checkpoint_fd = _checkpoint_folder(folder_fd, launch)
+        self.renames = None if self.checkpoint_fd is None else Renames(self.checkpoint_fd)
         self.control_fd = os.open("control", os.O_RDONLY | os.O_DIRECTORY, dir_fd=folder_fd)
         self.has_namespace = bool(launch["use_namespaces"])
         self.main_pid = 0
@@ -94,8 +98,7 @@ class Shim:
             return
         self.note(phase="running", pid=pid_on_host, started_at=started_at)
         while self.main_status is None:
-            pause = _TICK_S if self.stop is None else _TICK_WHILE_STOPPING_S
-            caught = signal.sigtimedwait(_AWAITED, pause)
+            caught = signal.sigtimedwait(_AWAITED, self.pause_s())
             self.reap()
             if self.main_status is None:
                 self.tick(caught.si_signo if caught else 0)
@@ -129,6 +132,12 @@ class Shim:
 
     # ------------------------------------------------------------------ while it runs
 
+    def pause_s(self) -> float:
+        """Until the next look, unless a signal comes before."""
+        if self.stop is None:
+            return _TICK_S
+        return _TICK_WHILE_SAVING_S if self.stop.phase == "saving" else _TICK_WHILE_STOPPING_S
+
     def reap(self) -> None:
         """Take the exit of every process that ended, orphans of the workload included."""
         with suppress(ChildProcessError):
@@ -144,6 +153,9 @@ class Shim:
         if signum == signal.SIGTERM or self.is_forgotten():
             self.kill()
             return
+        if self.renames is not None:
+            # The kernel keeps only so many for us.
+            self.renames.heard()
         self.read_request()
         self.watch_lease()
         self.watch_memory()
@@ -186,6 +198,7 @@ class Shim:
             control_fd=self.control_fd,
             run_command=self.run_checkpoint_command,
             kill=self.kill,
+            arrived=tuple if self.renames is None else self.renames.heard,
         )
 
     def begin_stop(self, cause: str, grace_s: float, *, is_awaiting_leader: bool = False) -> None:

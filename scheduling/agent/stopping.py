@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -33,6 +33,7 @@ class Workload:
         checkpoint_mode: `none`, `signal` or `command`.
         signum: Asks for a checkpoint in mode `signal`.
         folder_fd: Where it saves; None for what never saves.
+        arrived: What came into the checkpoint folder by rename (`renames`).
         control_fd: Folder in which the client reads requests.
         run_command: Starts the command of mode `command`.
         kill: Kills all of it.
@@ -46,6 +47,7 @@ class Workload:
     control_fd: int
     run_command: Callable[[], None]
     kill: Callable[[], None]
+    arrived: Callable[[], Collection[tuple[str, int]]] = tuple
 
     def ask_to_save(self) -> bool:
         """Ask for a checkpoint as the workload understands it; False if it understands none."""
@@ -73,7 +75,8 @@ class Workload:
         """Whole checkpoints that lie in its folder now."""
         if self.folder_fd is None:
             return set()
-        return set(entries(self.folder_fd, time.time_ns(), is_over=is_over))
+        arrived = self.arrived()
+        return set(entries(self.folder_fd, time.time_ns(), is_over=is_over, arrived=arrived))
 
 
 def _send(pids: list[int], signum: int) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from scheduling.agent import folders, saved
+from scheduling.agent import folders, renames, saved
 from scheduling.agent.checkpoints import CheckpointError, Store
 from scheduling.agent.protocol import AttemptPhase, AttemptSpec, ExitCause, Goal
 from tests.agent.conftest import end
@@ -355,3 +355,29 @@ def test_a_rename_tells_a_whole_entry_from_one_being_written(tmp_path: Path) -> 
         later = saved.entries(fd, time.time_ns() + 2 * saved.QUIET_NS)
     assert [entry.name for entry in at_once] == ["renamed"]
     assert len(later) == 2
+
+
+def test_a_rename_within_a_tick_of_the_clock_is_heard_from_the_kernel(tmp_path: Path) -> None:
+    with folders.opened(make(tmp_path / "a")) as fd:
+        heard = renames.Renames(fd)
+        for number in range(50):
+            (tmp_path / "a" / f".{number}").write_bytes(b"x" * 10_000)
+            (tmp_path / "a" / f".{number}").rename(tmp_path / "a" / str(number))
+        (tmp_path / "a" / "in-place").write_text("half")
+        whole = saved.entries(fd, time.time_ns(), arrived=heard.heard())
+    assert len(whole) == 50
+    assert "in-place" not in {entry.name for entry in whole}
+
+
+def test_a_victim_stops_as_soon_as_it_has_saved(driver: Driver) -> None:
+    wanted = example("--steps", "1000000", "--step-delay", "0.1")
+    driver.want(wanted)
+    driver.until_logged(wanted, "step")
+    asked_at = time.time()
+    driver.want(replace(wanted, goal=Goal.EVICT))
+    report = driver.until_phase(wanted, AttemptPhase.EXITED)
+    assert report.exit_cause == ExitCause.EVICTED
+    assert report.checkpoints
+    assert report.ended_at is not None
+    # Waiting until the file has been quiet took two seconds.
+    assert report.ended_at - asked_at < saved.QUIET_NS / 1e9 - 0.2
