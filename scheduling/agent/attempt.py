@@ -25,6 +25,9 @@ import msgspec
 from scheduling.agent import crew, folders, launch, outcome
 from scheduling.agent.cgroups import Cgroup
 from scheduling.agent.checkpoints import CheckpointError, Owner, Store
+from scheduling.agent.fraction.install import REGION
+from scheduling.agent.fraction.region import Flag, Region, RegionError
+from scheduling.agent.fraction.region import State as RegionState
 from scheduling.agent.launch import RefusedError, Site
 from scheduling.agent.outcome import whole_entries
 from scheduling.agent.processes import ProcessTree
@@ -36,6 +39,7 @@ from scheduling.agent.protocol import (
     ExitCause,
     Goal,
     Member,
+    SwapObstacle,
 )
 from scheduling.agent.saved import Entry, entries
 
@@ -47,6 +51,23 @@ _SHIM_LATE_S = 15.0
 # How often a running training's checkpoint folder is looked at.
 _LOOK_EVERY_S = 1.0
 
+# What the workload's CUDA calls find while its device memory is where `swap.record.Phase` says.
+_GATES = {
+    "running": RegionState.RUNNING,
+    "locking": RegionState.LOCKING,
+    "locked": RegionState.LOCKING,
+    "checkpointing": RegionState.SWAPPING_OUT,
+    "swapped": RegionState.SWAPPED_OUT,
+    "waiting": RegionState.WAITING,
+    "restoring": RegionState.SWAPPING_IN,
+    "failed": RegionState.FAILED,
+}
+_OBSTACLES = {
+    Flag.SEVERAL_GPUS: SwapObstacle.SEVERAL_GPUS,
+    Flag.MANAGED: SwapObstacle.MANAGED_MEMORY,
+    Flag.IPC: SwapObstacle.IPC_MEMORY,
+    Flag.EXPORTABLE: SwapObstacle.SHARED_MEMORY,
+}
 _CAUSES = {Goal.EVICT: ExitCause.EVICTED, Goal.STOP: ExitCause.STOPPED}
 _PHASES = {
     "starting": AttemptPhase.STARTING,
@@ -162,18 +183,34 @@ class Attempt:
         Raises:
             OSError: nothing counts its calls.
         """
-        raise FileNotFoundError(self.folder / "region")
+        try:
+            return self._region.last_call_s()
+        except RegionError as error:
+            raise FileNotFoundError(str(error)) from error
+
+    @property
+    def _region(self) -> Region:
+        return Region(self.folder / REGION)
 
     def device_bytes(self) -> int:
         """What its processes use of its devices; 0 where nothing counts it."""
-        return 0
+        try:
+            return sum(self._region.read().used_bytes)
+        except RegionError:
+            return 0
 
     def swap_obstacle(self) -> str:
         """What its processes did that rules Swap out (a `SwapObstacle`); empty for nothing."""
-        return ""
+        try:
+            flags = self._region.read().flags
+        except RegionError:
+            return ""
+        return next((str(obstacle) for flag, obstacle in _OBSTACLES.items() if flag & flags), "")
 
     def close_gate(self, phase: str) -> None:
         """Tell its processes where their device memory is; their calls wait unless it is there."""
+        with suppress(RegionError):
+            self._region.set_state(_GATES[phase])
 
     def order(self, spec: AttemptSpec) -> None:
         """Take over what the orchestrator wants now."""
@@ -400,6 +437,8 @@ class Attempt:
             self.site.isolation.cgroups.cgroup(self.folder.name).remove()
         self.site.folders.socket(self.spec.attempt_id).unlink(missing_ok=True)
         shutil.rmtree(self.site.folders.session(self.spec.attempt_id), ignore_errors=True)
+        if self.site.fractions is not None:
+            self.site.fractions.remove(self.spec.attempt_id)
         shutil.rmtree(self.folder / "tmp", ignore_errors=True)
 
     def drop(self) -> bool:
@@ -452,3 +491,4 @@ def strip(ended: Path) -> None:
     """Remove the workload's own files from a settled attempt's folder."""
     for name in ("work", "control", "own", "tmp"):
         shutil.rmtree(ended / name, ignore_errors=True)
+    (ended / REGION).unlink(missing_ok=True)

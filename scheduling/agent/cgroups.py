@@ -22,6 +22,8 @@ _MIB = 2**20
 MAX_PIDS = 8192
 _V1_CONTROLLERS = ("cpu", "cpuacct", "memory", "pids")
 _V2_CONTROLLERS = ("cpu", "memory", "pids")
+# Enabled where the kernel has it: memory of devices, which the driver limits by cgroup.
+_V2_DEVICE_MEMORY = "dmem"
 # A killed process leaves its cgroup a little later.
 _REMOVAL_TRIES, _REMOVAL_PAUSE_S = 50, 0.02
 
@@ -324,9 +326,11 @@ def _prepare_v2(mount: Path | None, name: str) -> Hierarchy | None:
 
 def _enable(folder: Path) -> None:
     """Offer the controllers to the cgroups below; in a container its processes must move first."""
-    wanted = " ".join(f"+{controller}" for controller in _V2_CONTROLLERS)
+    offered = _read(folder / "cgroup.controllers").split()
+    controllers = (*_V2_CONTROLLERS, *{_V2_DEVICE_MEMORY}.intersection(offered))
+    wanted = " ".join(f"+{controller}" for controller in controllers)
     control = folder / "cgroup.subtree_control"
-    if set(_V2_CONTROLLERS) <= set(_read(control).split()):
+    if set(controllers) <= set(_read(control).split()):
         return
     try:
         control.write_text(wanted)

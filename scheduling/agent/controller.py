@@ -26,6 +26,7 @@ import uvicorn
 from scheduling.agent import check, isolation, node
 from scheduling.agent.cells import Cells
 from scheduling.agent.folders import Folders
+from scheduling.agent.fraction.install import Fractions
 from scheduling.agent.idle import IdleWatch
 from scheduling.agent.launch import Site
 from scheduling.agent.protocol import (
@@ -207,13 +208,18 @@ class Controller:
         self.secret = secrets.token_urlsafe(32)
         folders = Folders(options.var, options.run)
         found = isolation.probe(folders)
-        self.inventory = node.find(options.zone, found, options.simulated)
+        inventory = node.find(options.zone, found, options.simulated)
+        fractions = Fractions(folders, inventory, found)
+        self.inventory = replace(
+            inventory, nodes=tuple(fractions.described(each) for each in inventory.nodes)
+        )
         self.site = Site(
             folders=folders,
             isolation=found,
             workload_python=options.workload_python,
             device_files=self.inventory.device_files,
             is_simulated=self.inventory.is_simulated,
+            fractions=fractions,
         )
         self.runner = Runner(self.site, (each.name for each in self.inventory.nodes))
         self.idle = IdleWatch()
@@ -222,7 +228,7 @@ class Controller:
         self.watched = Watched([each.name for each in self.inventory.nodes], time.monotonic)
         self._woken, self._changed = asyncio.Event(), asyncio.Event()
         self._sampled = asyncio.Event()
-        self.movers = Movers(self.inventory, options.run)
+        self.movers = Movers(self.inventory, options.run, fractions)
         self.loans = Loans(
             folders.root / "loans",
             Ground(

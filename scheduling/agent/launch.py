@@ -22,6 +22,8 @@ from typing import Any
 from scheduling.agent import crew, jupyter
 from scheduling.agent import folders as on_disk
 from scheduling.agent.folders import Folders, opened, safe_name
+from scheduling.agent.fraction.install import Fractions, Installed
+from scheduling.agent.fraction.limits import LimitsError
 from scheduling.agent.isolation import Isolation
 from scheduling.agent.namespaces import HIDDEN, INSIDE, Bind, View
 from scheduling.agent.protocol import AttemptSpec, CheckRequest
@@ -66,6 +68,7 @@ class Site:
         workload_python: Python of the environment that workloads get.
         device_files: Names below /dev of a real GPU, by its UUID.
         is_simulated: Whether a node of this name is simulated.
+        fractions: What holds workloads to their share of a device; None leaves them free.
     """
 
     folders: Folders
@@ -73,6 +76,7 @@ class Site:
     workload_python: Path
     device_files: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     is_simulated: Callable[[str], bool] = lambda _: True
+    fractions: Fractions | None = None
 
     @property
     def environment(self) -> Path:
@@ -85,7 +89,7 @@ class Site:
         return self.folders.root / "tools"
 
     def install_tools(self) -> None:
-        """Copy the client and the tools to where every workload may read them."""
+        """Put client, tools and simulated drivers to where workloads may have them."""
         self.tools.mkdir(exist_ok=True)
         self.tools.chmod(0o755)
         for source in (
@@ -97,6 +101,8 @@ class Site:
             shutil.copyfile(source, temporary)
             temporary.chmod(0o644)
             temporary.replace(target)
+        if self.fractions is not None:
+            self.fractions.prepare()
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,9 +225,7 @@ def _make_owned(site: Site, who: Person, folder: Path) -> None:
 def _write_own_files(site: Site, spec: AttemptSpec, who: Person, own: Path) -> None:
     where = places(site, who, spec.attempt_id)
     devices = {"node": spec.node, "devices": [asdict(device) for device in spec.devices]}
-    python = site.workload_python
     path = shlex.quote(f"{site.environment / 'bin'}:{where.own / 'bin'}")
-    script = where.tools / "nvidia_smi.py"
     texts = {
         "devices.json": json.dumps(devices),
         "profile.sh": f"# Login shells set PATH anew.\nPATH={path}:$PATH\nexport PATH\n",
@@ -230,14 +234,33 @@ def _write_own_files(site: Site, spec: AttemptSpec, who: Person, own: Path) -> N
         ),
         "group": _with_line("/etc/group", f"{who.project}:x:{who.gid}:"),
     }
-    if site.is_simulated(spec.node):
-        # The limits come from a file of root's, never from the environment.
-        command = shlex.join([str(python), "-IS", str(script), str(where.own / "devices.json")])
-        texts["bin/nvidia-smi"] = f'#!/bin/sh\nexec {command} "$@"\n'
     for name, text in texts.items():
         file = own / name
         file.write_text(text)
-        file.chmod(0o755 if name.startswith("bin/") else 0o644)
+        file.chmod(0o644)
+
+
+def _install(site: Site, spec: AttemptSpec, attempt: Path, where: Places) -> Installed:
+    """Put its share of the devices into the attempt's folder.
+
+    Raises:
+        RefusedError: a device is gone, or the share is nothing.
+    """
+    installed = Installed()
+    if site.fractions is not None:
+        try:
+            installed = site.fractions.install(spec, attempt)
+        except LimitsError as error:
+            raise RefusedError(str(error)) from error
+    if site.is_simulated(spec.node):
+        # Where nothing can be mounted it needs the same variables, whatever the caller's are.
+        variables = [f"{name}={value}" for name, value in installed.environment.items()]
+        command = [str(site.workload_python), "-IS", str(where.tools / "nvidia_smi.py")]
+        words = shlex.join(["env", *variables, *command] if variables else command)
+        script = attempt / "own" / "bin" / "nvidia-smi"
+        script.write_text(f'#!/bin/sh\nexec {words} "$@"\n')
+        script.chmod(0o755)
+    return installed
 
 
 def _with_line(path: str, line: str) -> str:
@@ -302,16 +325,18 @@ def write_launch(site: Site, spec: AttemptSpec, lease_s: float) -> Path:
     home = make_home(site, who)
     attempt = make_folders(site, spec, who)
     where = places(site, who, spec.attempt_id)
+    installed = _install(site, spec, attempt, where)
     launch = {
         "argv": _argv(site, spec, where),
-        "env": environment(site, spec, where),
+        "env": environment(site, spec, where) | dict(installed.environment),
         "cwd": str(where.home / spec.working_dir),
         "cwd_as_given": spec.working_dir or "the home folder",
         "uid": who.uid,
         "gid": who.gid,
         "use_identity": site.isolation.has_identities,
         "use_namespaces": site.isolation.has_namespaces,
-        "view": asdict(attempt_view(site, spec, who, home)),
+        "view": asdict(attempt_view(site, spec, who, home, installed.binds)),
+        "driver_limits": dict(installed.driver_limits),
         "cgroup": _cgroup(site, spec.attempt_id),
         "cpu_milli": spec.cpu_milli,
         "memory_mib": spec.memory_mib,
@@ -389,9 +414,7 @@ def environment(site: Site, spec: AttemptSpec, where: Places) -> dict[str, str]:
         "ALLOT_DEVICES": ",".join(f"{device.uuid}:{device.gpu_milli}" for device in spec.devices),
         "ALLOT_PROGRESS_FILE": str(where.work / PROGRESS / "progress.json"),
         "ALLOT_CONTROL_FILE": str(where.control / "control.json"),
-        "CUDA_VISIBLE_DEVICES": ",".join(
-            device.uuid for device in spec.devices if not device.is_simulated
-        ),
+        "CUDA_VISIBLE_DEVICES": ",".join(device.uuid for device in spec.devices),
     }
     if keeps_checkpoints(spec):
         fixed["ALLOT_CHECKPOINT_DIR"] = str(where.work / spec.checkpoint.subfolder)
@@ -405,7 +428,9 @@ def environment(site: Site, spec: AttemptSpec, where: Places) -> dict[str, str]:
 # ---------------------------------------------------------------- the view
 
 
-def attempt_view(site: Site, spec: AttemptSpec, who: Person, home: Path) -> View:
+def attempt_view(
+    site: Site, spec: AttemptSpec, who: Person, home: Path, more: tuple[Bind, ...]
+) -> View:
     """What the workload sees of the machine."""
     attempt = site.folders.attempt(spec.attempt_id)
     own = str(INSIDE / "own")
@@ -419,6 +444,7 @@ def attempt_view(site: Site, spec: AttemptSpec, who: Person, home: Path) -> View
         Bind(str(site.tools), str(INSIDE / "lib")),
         Bind(str(attempt / "own" / "passwd"), "/etc/passwd"),
         Bind(str(attempt / "own" / "group"), "/etc/group"),
+        *more,
     ]
     additions = {"/etc/profile.d": {"allot-workload.sh": f"{own}/profile.sh"}}
     if site.is_simulated(spec.node):

@@ -23,6 +23,7 @@ from typing import Any
 
 from scheduling.agent import folders, namespaces, processes, program
 from scheduling.agent.cgroups import Cgroup, Hierarchy, Limits
+from scheduling.agent.fraction import driver_limits
 from scheduling.agent.renames import Renames
 from scheduling.agent.stopping import Stop, Workload
 
@@ -72,6 +73,9 @@ class Shim:
         limits = Limits(self.launch["cpu_milli"], self.launch["memory_mib"])
         if self.cgroup is not None:
             self.cgroup.create(limits)
+            if wanted := self.launch["driver_limits"]:
+                # Before anything runs in it; what the driver refuses is not started without.
+                driver_limits.apply(str(self.cgroup.folders[0]), wanted)
         self.state = {"phase": "starting"}
         folders.write_json(folders.STATE, self.state, dir_fd=self.folder_fd)
 
@@ -306,8 +310,15 @@ class Shim:
             record["is_terminated"] = bool(self.stop and self.stop.is_terminated)
             record["has_saved"] = bool(self.stop and self.stop.has_saved)
         if self.cgroup is not None:
+            self.lift_driver_limits(self.cgroup)
             self.cgroup.remove()
         self.record_exit(record)
+
+    def lift_driver_limits(self, cgroup: Cgroup) -> None:
+        """Give back what the driver reserved for the cgroup, before it goes."""
+        if wanted := self.launch["driver_limits"]:
+            with suppress(OSError):
+                driver_limits.lift(str(cgroup.folders[0]), wanted)
 
     def record_exit(self, record: dict[str, Any]) -> None:
         """Write the exit record, waiting for room on a full disk."""

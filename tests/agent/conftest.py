@@ -12,9 +12,11 @@ import pytest
 
 from scheduling.agent import isolation
 from scheduling.agent.folders import Folders
+from scheduling.agent.fraction.install import Fractions
 from scheduling.agent.launch import Site
 from scheduling.agent.protocol import ExitCause
-from tests.agent.driver import PYTHON, Driver
+from tests.agent.driver import INVENTORY, PYTHON, Driver
+from tests.fraction.conftest import BUILDS
 
 
 @pytest.fixture
@@ -31,7 +33,9 @@ def folders() -> Iterator[Folders]:
 @pytest.fixture
 def site(folders: Folders) -> Iterator[Site]:
     """What this machine allows."""
-    found = Site(folders, isolation.probe(folders), PYTHON)
+    allowed = isolation.probe(folders)
+    fractions = Fractions(folders, INVENTORY, allowed, builds=BUILDS)
+    found = Site(folders, allowed, PYTHON, fractions=fractions)
     yield found
     if found.isolation.cgroups is not None:
         found.isolation.cgroups.leave()

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from scheduling.agent.isolation import Isolation
 from scheduling.agent.launch import Site
+from scheduling.agent.node import simulated_inventory
 from scheduling.agent.protocol import (
     AttemptPhase,
     AttemptReport,
@@ -24,6 +25,8 @@ from scheduling.agent.runner import Runner
 NODE = "sim-t4-1"
 PYTHON = Path(__file__).resolve().parents[2] / ".venv-workload" / "bin" / "python"
 PATIENCE_S = 60.0
+# Of no isolation: only what the nodes are is asked of it.
+INVENTORY = simulated_inventory("tests", Isolation(False, False, None))
 FINAL = (AttemptPhase.EXITED, AttemptPhase.REFUSED)
 
 
@@ -56,7 +59,14 @@ def bob(wanted: AttemptSpec) -> AttemptSpec:
 
 def a_third() -> GrantedDevice:
     """A third of a simulated T4."""
-    return GrantedDevice("GPU-5f0c", 0, "Tesla T4", 333, 14_917 * 333 // 1000, is_simulated=True)
+    return part(333)
+
+
+def part(gpu_milli: int, index: int = 0) -> GrantedDevice:
+    """Thousandths of one of the node's T4s."""
+    device = INVENTORY.nodes[0].devices[index]
+    memory_mib = device.memory_mib * gpu_milli // 1000
+    return GrantedDevice(device.uuid, index, device.model, gpu_milli, memory_mib, is_simulated=True)
 
 
 def example(*arguments: str, **changes: object) -> AttemptSpec:

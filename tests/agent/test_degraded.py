@@ -9,11 +9,13 @@ from dataclasses import replace
 
 import pytest
 
+from scheduling.agent.fraction.install import Fractions
 from scheduling.agent.isolation import Isolation
 from scheduling.agent.launch import Site
 from scheduling.agent.protocol import AttemptPhase, ExitCause, Goal
 from tests.agent.conftest import end
-from tests.agent.driver import FINAL, Driver, a_third, example, spec
+from tests.agent.driver import FINAL, INVENTORY, Driver, a_third, example, spec
+from tests.fraction.conftest import BUILDS
 
 
 @pytest.fixture
@@ -23,7 +25,8 @@ def bare(site: Site) -> Iterator[Driver]:
         pytest.skip("starting workloads as other users needs root")
     site.folders.var.parent.chmod(0o711)
     lacking = Isolation(has_identities=True, has_namespaces=False, cgroups=None)
-    running = Driver(replace(site, isolation=lacking))
+    fractions = Fractions(site.folders, INVENTORY, lacking, builds=BUILDS)
+    running = Driver(replace(site, isolation=lacking, fractions=fractions))
     yield running
     end(running)
 
@@ -97,3 +100,10 @@ def test_a_session_answers_and_its_terminal_shows_the_share(bare: Driver) -> Non
     bare.until(is_ready)
     shows = replace(spec("nvidia-smi"), devices=[a_third()])
     assert "4967MiB" in bare.output(shows)
+    assert "4967MiB" in bare.output(
+        replace(shows, command=["env", "-i", "bash", "-lc", "nvidia-smi"])
+    )
+    cuda = "import ctypes as c; f = c.c_size_t(); l = c.CDLL('libcuda.so.1'); l.cuInit(0); "
+    cuda += "l.cuDeviceTotalMem_v2(c.byref(f), 0); print(f.value)"
+    shows = replace(spec("python", "-c", cuda), devices=[a_third()])
+    assert bare.output(shows) == f"{14_917 * 2**20 * 333 // 1000}\n"

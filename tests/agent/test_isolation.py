@@ -118,9 +118,9 @@ def test_nvidia_smi_answers_queries_as_programs_ask_them(driver: Driver) -> None
     lines = output.splitlines()
     assert lines[:4] == [
         "0, Tesla T4, 4967",
-        "memory.total [MiB], utilization.gpu",
-        "4967 MiB, [N/A]",
-        "GPU 0: Tesla T4 (simulated) (UUID: GPU-5f0c)",
+        "memory.total [MiB], utilization.gpu [%]",
+        "4967 MiB, 0 %",
+        f"GPU 0: Tesla T4 (simulated) (UUID: {a_third().uuid})",
     ]
     assert lines[-2:] == ['Field "colour" is not a valid field to query.', "2"]
 

@@ -83,6 +83,12 @@ class FakeNvml:
     def nvmlDeviceGetUUID(self, handle: int) -> str:
         return f"GPU-{handle}"
 
+    def nvmlDeviceGetMigMode(self, _handle: int) -> list[int]:
+        raise self.NVMLError("Not Supported")
+
+    def nvmlDeviceGetCudaComputeCapability(self, _handle: int) -> list[int]:
+        return [7, 5]
+
     def nvmlDeviceGetName(self, _handle: int) -> str:
         return "Tesla T4"
 
@@ -96,7 +102,7 @@ def test_real_devices_are_offered_with_their_usable_memory() -> None:
         ("GPU-0", 14_917),
         ("GPU-1", 14_917),
     ]
-    assert (offered.driver, offered.fraction_mechanism) == ("580.95.05", "none")
+    assert offered.driver == "580.95.05"
     assert set(found.device_files) == {"GPU-0", "GPU-1"}
 
 

@@ -14,8 +14,10 @@ import platform
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from scheduling.agent.fraction import symbols
@@ -179,10 +181,9 @@ class _Workshop:
     def stub(self, name: str) -> Path:
         """An empty library whose own name is the absolute path of the real one."""
         path = self.folder / f"stub-{name}.so"
-        empty = self.write("empty.c", "")
         _run([
             self.compiler, "-shared", "-fPIC", "-nostdlib",
-            f"-Wl,-soname,{self.prefix}/{name}.real", "-o", str(path), str(empty),
+            f"-Wl,-soname,{self.prefix}/{name}.real", "-o", str(path), str(self.folder / "empty.c"),
         ])  # fmt: skip
         return path
 
@@ -202,25 +203,33 @@ def _compile_all(found: str, prefix: str, folder: Path) -> None:
     }
     for name in hooks:
         shop.write(f"rules_{name}.h", symbols.rules_header(name))
-    _proxy(shop, "libcuda", hooks["cuda"], _CUDA, "-DALLOT_NO_NVML")
-    _proxy(shop, "libnvidia-ml", hooks["nvml"], ("nvml",), "-DALLOT_NO_CUDA")
-    shop.library(
-        "liballot-preload.so",
-        [*_native((*_COMMON, *_CUDA, "nvml", "preload")), *hooks.values()],
-        "-DALLOT_PRELOAD", "-DALLOT_BESIDE",
-    )  # fmt: skip
-    shop.library(
-        "fake-libcuda.so",
-        [*_fake((*_FAKE_COMMON, *_FAKE_CUDA)), *_native(("region", "limits")),
-         shop.write("fake_rows.c", symbols.fake_source())],
-        "-Wl,-Bsymbolic", "-Wl,-soname,libcuda.so.1",
-    )  # fmt: skip
-    shop.library(
-        "fake-libnvidia-ml.so",
-        [*_fake(_FAKE_COMMON), FAKE / "libnvidia_ml.c", *_native(("region", "limits"))],
-        "-Wl,-Bsymbolic", "-Wl,-soname,libnvidia-ml.so.1",
-    )  # fmt: skip
-    shop.library("libregion.so", _native(("region", "limits")), "-fvisibility=default")
+    shop.write("empty.c", "")
+    fake_rows = shop.write("fake_rows.c", symbols.fake_source())
+    fake = [*_fake(_FAKE_COMMON), *_native(("region", "limits"))]
+    jobs: list[Callable[[], None]] = [
+        partial(_proxy, shop, "libcuda", hooks["cuda"], _CUDA, "-DALLOT_NO_NVML"),
+        partial(_proxy, shop, "libnvidia-ml", hooks["nvml"], ("nvml",), "-DALLOT_NO_CUDA"),
+        partial(
+            shop.library,
+            "liballot-preload.so",
+            [*_native((*_COMMON, *_CUDA, "nvml", "preload")), *hooks.values()],
+            "-DALLOT_PRELOAD", "-DALLOT_BESIDE",
+        ),
+        partial(
+            shop.library, "fake-libcuda.so", [*_fake(_FAKE_CUDA), *fake, fake_rows],
+            "-Wl,-Bsymbolic", "-Wl,-soname,libcuda.so.1",
+        ),
+        partial(
+            shop.library, "fake-libnvidia-ml.so", [FAKE / "libnvidia_ml.c", *fake],
+            "-Wl,-Bsymbolic", "-Wl,-soname,libnvidia-ml.so.1",
+        ),
+        partial(
+            shop.library, "libregion.so", _native(("region", "limits")), "-fvisibility=default"
+        ),
+    ]  # fmt: skip
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for outcome in [pool.submit(job) for job in jobs]:
+            outcome.result()
 
 
 def _proxy(shop: _Workshop, name: str, hooks: Path, rules: Sequence[str], *options: str) -> None:

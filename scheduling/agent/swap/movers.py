@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from scheduling.agent.fraction.install import Fractions
 from scheduling.agent.node import Inventory
 from scheduling.agent.swap.memory import DeviceMemory, Libraries, Mover
 
@@ -14,13 +15,23 @@ _OWN = Libraries(Path("libcuda.so.1"), Path("libnvidia-ml.so.1"))
 class Movers:
     """The processes that move memory, one per node, each started when it is first needed."""
 
-    def __init__(self, inventory: Inventory, run: Path) -> None:
-        """Set up; `run` is where short-lived files of the agent lie."""
-        self._libraries = {
-            node.name: _OWN
-            for node in inventory.nodes
-            if node.swap_mechanism and not node.is_simulated
-        }
+    def __init__(self, inventory: Inventory, run: Path, fractions: Fractions | None = None) -> None:
+        """Set up.
+
+        Args:
+            inventory: The nodes, with how each swaps.
+            run: Where short-lived files of the agent lie.
+            fractions: Knows the drivers of simulated nodes.
+        """
+        self._libraries: dict[str, Libraries] = {}
+        for node in inventory.nodes:
+            driver = fractions.driver_of(node.name) if fractions is not None else None
+            if not node.swap_mechanism:
+                continue
+            if driver is not None:
+                self._libraries[node.name] = Libraries(driver.cuda, driver.nvml)
+            elif not node.is_simulated:
+                self._libraries[node.name] = _OWN
         self._run = run
         self._movers: dict[str, Mover] = {}
 

@@ -1,37 +1,76 @@
-"""Stands in for `nvidia-smi` on simulated devices: one share shows as one device of that size.
+"""A small `nvidia-smi` for simulated devices: it reads NVML, as the real one does.
 
-Started by a small script in the workload's PATH as `nvidia_smi.py DEVICES_FILE [arguments]`. The
-file is root's and read-only in the workload, so nothing a user sets changes what is shown.
-Standard library only: it runs in the workload's environment.
+What it prints comes from `libnvidia-ml.so.1` as the dynamic linker finds it, so in a session from
+the proxy, over the fake driver: the same code path as on real devices. Standard library only: it
+runs in the workload's environment.
 """
 
 from __future__ import annotations
 
-import json
+import ctypes
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-_VERSION = "simulated"
 _NOT_AVAILABLE = "[N/A]"
 _WIDTH = 91
 _USAGE = (
-    "Usage: nvidia-smi [-L | -q | --query-gpu=FIELDS --format=csv[,noheader][,nounits]]\n"
-    "A stand-in for simulated devices: it shows the share of this workload."
+    "Usage: nvidia-smi [-L | -q | --query-gpu=FIELDS --format=csv[,noheader][,nounits]\n"
+    "                   | --query-compute-apps=FIELDS --format=csv]\n"
+    "A small stand-in for simulated devices: it shows what NVML shows this workload."
 )
+_MIB = 2**20
+_LIBRARY = "libnvidia-ml.so.1"
+_MEMORY_V2 = 0x02000028
+_MAX_PROCESSES = 1024
+
+
+class _Memory(ctypes.Structure):
+    """`nvmlMemory_v2_t`."""
+
+    _fields_ = (
+        ("version", ctypes.c_uint),
+        ("total", ctypes.c_ulonglong),
+        ("reserved", ctypes.c_ulonglong),
+        ("free", ctypes.c_ulonglong),
+        ("used", ctypes.c_ulonglong),
+    )
+
+
+class _Process(ctypes.Structure):
+    """`nvmlProcessInfo_t`."""
+
+    _fields_ = (
+        ("pid", ctypes.c_uint),
+        ("used", ctypes.c_ulonglong),
+        ("gpu_instance", ctypes.c_uint),
+        ("compute_instance", ctypes.c_uint),
+    )
+
+
+class _Utilisation(ctypes.Structure):
+    """`nvmlUtilization_t`."""
+
+    _fields_ = (("gpu", ctypes.c_uint), ("memory", ctypes.c_uint))
 
 
 @dataclass(frozen=True)
 class Device:
-    """One device as the workload may use it."""
+    """One device as NVML shows it; sizes in MiB."""
 
     index: int
     uuid: str
     model: str
-    memory_mib: int
-    gpu_milli: int
+    driver: str
+    total_mib: int
+    used_mib: int
+    free_mib: int
+    reserved_mib: int
+    percent: int
+    processes: tuple[tuple[int, int], ...] = field(default=())
 
 
 _Reader = Callable[[Device], tuple[str, str]]
@@ -48,29 +87,84 @@ _FIELDS: dict[str, _Reader] = {
     "gpu_name": lambda device: _with_unit(device.model),
     "uuid": lambda device: _with_unit(device.uuid),
     "gpu_uuid": lambda device: _with_unit(device.uuid),
-    "driver_version": lambda _: _with_unit(_VERSION),
+    "driver_version": lambda device: _with_unit(device.driver),
     "count": lambda _: _with_unit(_NOT_AVAILABLE),
     "timestamp": lambda _: _with_unit(time.strftime("%Y/%m/%d %H:%M:%S.000")),
-    "memory.total": lambda device: _with_unit(device.memory_mib, "MiB"),
-    "memory.used": lambda _: _with_unit(0, "MiB"),
-    "memory.free": lambda device: _with_unit(device.memory_mib, "MiB"),
-    "memory.reserved": lambda _: _with_unit(0, "MiB"),
+    "memory.total": lambda device: _with_unit(device.total_mib, "MiB"),
+    "memory.used": lambda device: _with_unit(device.used_mib, "MiB"),
+    "memory.free": lambda device: _with_unit(device.free_mib, "MiB"),
+    "memory.reserved": lambda device: _with_unit(device.reserved_mib, "MiB"),
+    "utilization.gpu": lambda device: _with_unit(device.percent, "%"),
 }
 _WITHOUT_VALUE = (
-    "utilization.gpu", "utilization.memory", "temperature.gpu", "temperature.memory", "power.draw",
+    "utilization.memory", "temperature.gpu", "temperature.memory", "power.draw",
     "power.limit", "pci.bus_id", "gpu_bus_id", "pstate", "fan.speed", "clocks.sm", "clocks.mem",
     "clocks.gr", "compute_mode", "compute_cap", "mig.mode.current", "serial", "vbios_version",
     "display_active", "display_mode", "persistence_mode", "ecc.mode.current", "gpu_serial",
 )  # fmt: skip
 
 
-def _devices(path: str) -> list[Device]:
-    with open(path) as file:
-        listed: list[dict[str, Any]] = json.load(file)["devices"]  # JSON, hence Any
-    return [
-        Device(place, each["uuid"], each["model"], each["memory_mib"], each["gpu_milli"])
-        for place, each in enumerate(listed)
-    ]
+@contextmanager
+def _nvml() -> Iterator[Any]:
+    """The library, initialised; its functions have no types, hence Any."""
+    try:
+        nvml = ctypes.CDLL(_LIBRARY)
+    except OSError:
+        _fail(f"NVIDIA-SMI couldn't find {_LIBRARY} in your system.", 12)
+    if result := nvml.nvmlInit_v2():
+        _fail(f"Failed to initialize NVML: {_words(nvml, result)}", 9)
+    yield nvml
+    nvml.nvmlShutdown()
+
+
+def _words(nvml: Any, result: int) -> str:
+    nvml.nvmlErrorString.restype = ctypes.c_char_p
+    return str(nvml.nvmlErrorString(result).decode())
+
+
+def _text(call: Any, *arguments: object) -> str:
+    buffer = ctypes.create_string_buffer(96)
+    return "" if call(*arguments, buffer, 96) else buffer.value.decode()
+
+
+def _devices(nvml: Any) -> list[Device]:
+    count = ctypes.c_uint()
+    nvml.nvmlDeviceGetCount_v2(ctypes.byref(count))
+    return [_device(nvml, index) for index in range(count.value)]
+
+
+def _device(nvml: Any, index: int) -> Device:
+    handle, memory, rates = ctypes.c_void_p(), _Memory(version=_MEMORY_V2), _Utilisation()
+    for result in (
+        nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle)),
+        nvml.nvmlDeviceGetMemoryInfo_v2(handle, ctypes.byref(memory)),
+        nvml.nvmlDeviceGetUtilizationRates(handle, ctypes.byref(rates)),
+    ):
+        if result:
+            _fail(f"Unable to determine GPU {index}: {_words(nvml, result)}", 9)
+    infos, count = (_Process * _MAX_PROCESSES)(), ctypes.c_uint(_MAX_PROCESSES)
+    if nvml.nvmlDeviceGetComputeRunningProcesses_v3(handle, ctypes.byref(count), infos):
+        count.value = 0
+    return Device(
+        index=index,
+        uuid=_text(nvml.nvmlDeviceGetUUID, handle),
+        model=_text(nvml.nvmlDeviceGetName, handle),
+        driver=_text(nvml.nvmlSystemGetDriverVersion),
+        total_mib=memory.total // _MIB,
+        used_mib=memory.used // _MIB,
+        free_mib=memory.free // _MIB,
+        reserved_mib=memory.reserved // _MIB,
+        percent=rates.gpu,
+        processes=tuple((each.pid, each.used // _MIB) for each in infos[: count.value]),
+    )
+
+
+def _name_of(pid: int) -> str:
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return file.read().split(b"\0")[0].decode(errors="replace") or "?"
+    except OSError:
+        return "?"
 
 
 def _say(line: str) -> None:
@@ -100,7 +194,7 @@ def show_table(devices: list[Device]) -> None:
     """The table that `nvidia-smi` prints without arguments."""
     _say(time.strftime("%a %b %d %H:%M:%S %Y"))
     _say("+" + "-" * (_WIDTH - 2) + "+")
-    _say(_box("NVIDIA-SMI simulated      Driver Version: simulated      CUDA Version: N/A"))
+    _say(_box(f"NVIDIA-SMI simulated      Driver Version: {devices[0].driver} (simulated)"))
     _say(_rule())
     _say(
         _columns(
@@ -114,19 +208,22 @@ def show_table(devices: list[Device]) -> None:
     )
     _say(_rule("="))
     for device in devices:
-        usage = f"0MiB / {device.memory_mib}MiB"
+        usage = f"{device.used_mib}MiB / {device.total_mib}MiB"
         _say(
             _columns(
                 f"{device.index:>3}  {device.model} (simulated)", "N/A                N/A", "N/A"
             )
         )
-        _say(_columns("N/A   N/A   N/A        N/A / N/A", f"{usage:>22}", "N/A      N/A"))
-        share = f"share {device.gpu_milli / 1000:g} of one GPU"
-        _say(_columns("", f"{share:>22}", ""))
+        percent = f"{device.percent}%      N/A"
+        _say(_columns("N/A   N/A   N/A        N/A / N/A", f"{usage:>22}", f"{percent:>21}"))
         _say(_rule())
     _say("")
     _say("+" + "-" * (_WIDTH - 2) + "+")
-    _say(_box("Processes: a simulated device runs none"))
+    listed = [(device, *each) for device in devices for each in device.processes]
+    _say(_box("Processes:" if listed else "No running processes found"))
+    for device, pid, used_mib in listed:
+        line = f"{device.index:>4}   N/A  N/A {pid:>11}      C   {_name_of(pid):<40.40}"
+        _say(_box(f"{line}{used_mib:>8}MiB"))
     _say("+" + "-" * (_WIDTH - 2) + "+")
 
 
@@ -164,16 +261,43 @@ def show_query(devices: list[Device], names: list[str], options: frozenset[str])
 def show_all(devices: list[Device]) -> None:
     """The essential part of `-q`."""
     _say("\n==============NVSMI LOG==============\n")
-    _say(f"{'Driver Version':<42}: {_VERSION}")
+    _say(f"{'Driver Version':<42}: {devices[0].driver} (simulated)")
     _say(f"{'Attached GPUs':<42}: {len(devices)}")
     for device in devices:
         _say(f"GPU {device.index}")
         _say(f"    {'Product Name':<38}: {device.model} (simulated)")
         _say(f"    {'GPU UUID':<38}: {device.uuid}")
         _say("    FB Memory Usage")
-        _say(f"        {'Total':<34}: {device.memory_mib} MiB")
-        _say(f"        {'Used':<34}: 0 MiB")
-        _say(f"        {'Free':<34}: {device.memory_mib} MiB")
+        _say(f"        {'Total':<34}: {device.total_mib} MiB")
+        _say(f"        {'Reserved':<34}: {device.reserved_mib} MiB")
+        _say(f"        {'Used':<34}: {device.used_mib} MiB")
+        _say(f"        {'Free':<34}: {device.free_mib} MiB")
+        for pid, used_mib in device.processes:
+            _say("    Processes")
+            _say(f"        {'Process ID':<34}: {pid}")
+            _say(f"            {'Used GPU Memory':<30}: {used_mib} MiB")
+
+
+def show_processes(devices: list[Device], names: list[str], options: frozenset[str]) -> None:
+    """Comma-separated values, as `--query-compute-apps`."""
+    readers: dict[str, Callable[[Device, int, int], str]] = {
+        "pid": lambda _device, pid, _used: str(pid),
+        "process_name": lambda _device, pid, _used: _name_of(pid),
+        "gpu_uuid": lambda device, _pid, _used: device.uuid,
+        "used_memory": lambda _device, _pid, used: (
+            str(used) if "nounits" in options else f"{used} MiB"
+        ),
+    }
+    for name in names:
+        if name not in readers:
+            _fail(f'Field "{name}" is not a valid field to query.', 2)
+    if "noheader" not in options:
+        _say(
+            ", ".join("used_gpu_memory [MiB]" if name == "used_memory" else name for name in names)
+        )
+    for device in devices:
+        for pid, used_mib in device.processes:
+            _say(", ".join(readers[name](device, pid, used_mib) for name in names))
 
 
 def _selected(devices: list[Device], wanted: str) -> list[Device]:
@@ -189,6 +313,7 @@ class _Wish:
     devices: list[Device]
     shows: Callable[[list[Device]], None] = show_table
     fields: list[str] | None = None
+    apps: list[str] | None = None
     options: frozenset[str] = frozenset()
 
     def read(self, arguments: list[str]) -> None:
@@ -202,6 +327,8 @@ class _Wish:
                 self.shows = show_all
             elif name == "--query-gpu":
                 self.fields = [field.strip() for field in value.split(",")]
+            elif name == "--query-compute-apps":
+                self.apps = [field.strip() for field in value.split(",")]
             elif name == "--format":
                 self.options = frozenset(option.strip() for option in value.split(","))
             elif name in ("-i", "--id"):
@@ -210,21 +337,26 @@ class _Wish:
                 _fail(f"Invalid option: {word}\n{_USAGE}", 2)
 
 
-def main(path: str, arguments: list[str]) -> None:
+def main(arguments: list[str]) -> None:
     """Answer one command line."""
     if {"-h", "--help"} & set(arguments):
         _fail(_USAGE, 0)
-    wish = _Wish(_devices(path))
+    with _nvml() as nvml:
+        devices = _devices(nvml)
+    wish = _Wish(devices)
     wish.read(arguments)
     if not wish.devices:
         _fail("No devices were found", 6)
-    if wish.fields is None:
+    queried = wish.fields or wish.apps
+    if queried is None:
         wish.shows(wish.devices)
     elif "csv" not in wish.options:
         _fail('"--format=" is missing "csv".', 2)
+    elif wish.apps is not None:
+        show_processes(wish.devices, wish.apps, wish.options)
     else:
-        show_query(wish.devices, wish.fields, wish.options)
+        show_query(wish.devices, queried, wish.options)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2:])
+    main(sys.argv[1:])
