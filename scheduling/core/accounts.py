@@ -206,12 +206,15 @@ class Accounts:
                     parent.requested[r] += account.requested[r]
                     parent.past_use_ppm[r] += account.past_use_ppm[r]
 
-    def settle_shares(self) -> None:
-        """Set every account's fair and allocatable share, from the top of the tree down."""
-        for r, capacity in enumerate(self.resources.capacity):
-            self._divide(self.roots, r, capacity)
+    def settle_shares(self, resources: Iterable[int] | None = None) -> None:
+        """Set every account's fair and allocatable share of these resources (None: of all), from
+        the top of the tree down."""
+        numbers = range(len(self.resources.capacity)) if resources is None else list(resources)
+        for r in numbers:
+            self._divide(self.roots, r, self.resources.capacity[r])
         for account in self.by_id.values():
-            account.allocatable = [_allocatable(account, r) for r in range(len(account.fair))]
+            for r in numbers:
+                account.allocatable[r] = _allocatable(account, r)
 
     def _divide(
         self, siblings: Sequence[Account], r: int, capacity: int, *, has_surplus: bool = True
@@ -252,8 +255,10 @@ class Accounts:
             if account.children:
                 self._divide(account.children, r, share, has_surplus=is_covered)
 
-    def numbers(self) -> Mapping[ProjectId, Mapping[ResourceKey, ProjectNumbers]]:
-        """What pages show of every project."""
+    def numbers(
+        self, accounts: Iterable[Account] | None = None
+    ) -> Mapping[ProjectId, Mapping[ResourceKey, ProjectNumbers]]:
+        """What pages show of these projects; None: of every one."""
         return {
             account.id: {
                 key: ProjectNumbers(
@@ -266,7 +271,7 @@ class Accounts:
                 )
                 for r, key in enumerate(self.resources.keys)
             }
-            for account in self.by_id.values()
+            for account in (self.by_id.values() if accounts is None else accounts)
         }
 
 

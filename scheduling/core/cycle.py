@@ -61,7 +61,7 @@ class Rule:
 
 
 @contextmanager
-def _without_collector() -> Iterator[None]:
+def without_collector() -> Iterator[None]:
     """A cycle makes a hundred thousand small objects and hardly any that refer to each other in
     circles; Python's collector would look through all of them again and again."""
     was_enabled = gc.isenabled()
@@ -73,7 +73,7 @@ def _without_collector() -> Iterator[None]:
             gc.enable()
 
 
-@_without_collector()
+@without_collector()
 def plan(
     snapshot: Snapshot,
     policy: Policy,
@@ -105,37 +105,10 @@ def plan(
     """
     done = on_step or _ignore
     # 1. Sums of what runs and waits; fair shares from the top of the tree down.
-    state = State(snapshot, policy, now_s, should_stop)
-    cycle = _Cycle(state)
+    cycle = Cycle(State(snapshot, policy, now_s, should_stop))
     done("sums_and_shares")
-    # 2. Claimants whose held capacity has come free start.
-    cycle.start_claimants()
-    state.open()
-    done("start_claimants")
-    # 3. Whatever fits into free capacity starts, in order of projects and workloads.
-    cycle.run(cycle.start_in_free_capacity())
-    cycle.take_back()
-    done("place")
-    # 4. Scattered free capacity is brought together by moving running work.
-    state.lift_shadows()
-    cycle.run(cycle.claim_by(CONSOLIDATE))
-    done("consolidate")
-    # 5. Projects below their share take back from those above.
-    cycle.run(cycle.claim_by(RECLAIM))
-    done("reclaim")
-    # 6. Inside a project the higher priority takes from the lower.
-    cycle.run(cycle.claim_by(PREEMPT))
-    done("preempt")
-    # 7. Gangs that have been incomplete for too long stop.
-    cycle.stop_stale_gangs()
-    done("stale_gangs")
-    # 8. What idle sessions do not use is lent to trainings that still wait, and called back.
-    cycle.lend()
-    done("lend")
-    # 9. Say what was decided, and why the rest waits.
-    decided = cycle.conclude(with_estimates=with_estimates)
-    done("reasons")
-    state.dissolve()
+    decided = cycle.decide(done, with_estimates=with_estimates)
+    cycle.state.dissolve()
     return decided
 
 
@@ -216,27 +189,67 @@ RECLAIM = Rule("reclaim", _may_reclaim, _reclaim)
 PREEMPT = Rule("preempt", _may_preempt, _preempt)
 
 
-def _likeness(item: Item) -> object:
+def likeness(item: Item) -> object:
     """What makes two workloads alike to every rule."""
     tie = item.chosen_type if item.running or item.held else None
     shape, count = item.shape.number, item.num_next
     return (item.account.id, shape, count, item.priority, item.is_preemptible, tie, item.home)
 
 
-class _Cycle:
-    """The steps of one cycle over its state."""
+class Cycle:
+    """The steps of one cycle over its state.
+
+    Attributes:
+        batches: What waits, alike workloads together, by what they have in common.
+        hopeless: What has failed in the pass under way.
+        efforts: What the search for victims came to, for each likeness.
+        num_changes: Workloads for which something starts, stops, moves or is newly kept so far.
+    """
 
     def __init__(self, state: State) -> None:
         self.state = state
-        self._prospects = Prospects(state)
-        self._reservations = Reservations(state)
+        self.prospects = Prospects(state)
+        self.reservations = Reservations(state)
         self._lending = Lending(state)
-        self._queue: Queue | None = None
-        self._batches: dict[object, Batch] = {}
+        self._queue = Queue(state.accounts, ())
+        self.batches: dict[object, Batch] = {}
         self._loose: list[Item] = [item for item in state.items if self._is_ready(item)]
         self._left: dict[int, Batch] = {}
-        self._hopeless: set[object] = set()
-        self._efforts: dict[object, Effort] = {}
+        self.hopeless: set[object] = set()
+        self.efforts: dict[object, Effort] = {}
+        self.num_changes = 0
+
+    def decide(self, done: Callable[[str], None], *, with_estimates: bool = True) -> Plan:
+        """All steps after the sums, in order."""
+        state = self.state
+        # 2. Claimants whose held capacity has come free start.
+        self.start_claimants()
+        state.open()
+        done("start_claimants")
+        # 3. Whatever fits into free capacity starts, in order of projects and workloads.
+        self.run(self.start_in_free_capacity())
+        self.take_back()
+        done("place")
+        # 4. Scattered free capacity is brought together by moving running work.
+        state.lift_shadows()
+        self.run(self.claim_by(CONSOLIDATE))
+        done("consolidate")
+        # 5. Projects below their share take back from those above.
+        self.run(self.claim_by(RECLAIM))
+        done("reclaim")
+        # 6. Inside a project the higher priority takes from the lower.
+        self.run(self.claim_by(PREEMPT))
+        done("preempt")
+        # 7. Gangs that have been incomplete for too long stop.
+        self.stop_stale_gangs()
+        done("stale_gangs")
+        # 8. What idle sessions do not use is lent to trainings that still wait, and called back.
+        self.lend()
+        done("lend")
+        # 9. Say what was decided, and why the rest waits.
+        decided = self.conclude(with_estimates=with_estimates)
+        done("reasons")
+        return decided
 
     def _is_ready(self, item: Item) -> bool:
         not_before = item.workload.not_before_s
@@ -246,9 +259,9 @@ class _Cycle:
 
     def run(self, step: Attempt) -> None:
         """One pass over everything that still waits, in order."""
-        self._hopeless.clear()
+        self.hopeless.clear()
         self._gather()
-        batches = list(self._batches.values())
+        batches = list(self.batches.values())
         if step.may_evict:
             batches = [batch for batch in batches if self.state.delayed_until(batch.first) is None]
         self._queue = Queue(
@@ -260,7 +273,7 @@ class _Cycle:
             """Every way to place it has failed for one like it in this pass."""
             count = item.num_next
             for option in item.options():
-                if option.is_possible and step.key(item, option, count) not in self._hopeless:
+                if option.is_possible and step.key(item, option, count) not in self.hopeless:
                     return False
             return True
 
@@ -271,15 +284,15 @@ class _Cycle:
         for batch in self._left.values():
             batch.entries = [entry for entry in batch.entries if entry[1].batch is batch]
             if not batch.entries:
-                del self._batches[batch.alike]
+                del self.batches[batch.alike]
         self._left.clear()
         grown: dict[int, Batch] = {}
         for item in self._loose:
             if item.pending and not item.evicted:
-                alike = (_likeness(item), self.state.delayed_until(item) is None)
-                theirs = self._batches.get(alike)
+                alike = (likeness(item), self.state.delayed_until(item) is None)
+                theirs = self.batches.get(alike)
                 if theirs is None:
-                    theirs = self._batches[alike] = Batch(alike)
+                    theirs = self.batches[alike] = Batch(alike)
                 theirs.add(item)
                 grown[id(theirs)] = theirs
         self._loose.clear()
@@ -298,7 +311,9 @@ class _Cycle:
 
     def start_claimants(self) -> None:
         for item in sorted((i for i in self.state.items if i.held), key=workload_key):
-            if not self.state.start_held(item):
+            if self.state.start_held(item):
+                self.num_changes += 1
+            else:
                 item.waits_for = self.state.leavers_from(placed.spot for placed in item.held)
 
     # Step 3.
@@ -313,18 +328,18 @@ class _Cycle:
             for option in item.options():
                 if not option.is_possible or self._is_refused(item, option, count):
                     continue
-                with self._reservations.open_to(item):
+                with self.reservations.open_to(item):
                     spots = self._at_home(item) or self.state.find(item, option, count)
                 if spots is not None:
                     self._begin(item, spots, may_start=True)
                     self._set_apart(item)
                     return bool(item.pending)
-                self._hopeless.add(key(item, option, count))
-            self._reservations.consider(item)
+                self.hopeless.add(key(item, option, count))
+            self.reservations.consider(item)
             return False
 
         def key(item: Item, option: Option, count: int) -> object:
-            is_open = self._reservations.is_open_to(item)
+            is_open = self.reservations.is_open_to(item)
             return (item.shape.number, option.number, count, is_open, item.home)
 
         return Attempt(attempt, key, lambda item: True, may_evict=False)
@@ -334,16 +349,16 @@ class _Cycle:
 
         Both stay as they are during this step: capacity and quota only shrink.
         """
-        is_open = self._reservations.is_open_to(item)
+        is_open = self.reservations.is_open_to(item)
         shape = (item.shape.number, option.number, count, is_open, item.home)
         admission = (item.account.id, shape, item.is_preemptible)
-        if shape in self._hopeless or admission in self._hopeless:
+        if shape in self.hopeless or admission in self.hopeless:
             return True
         barrier = refusal(
             item.account, option.amounts, is_preemptible=item.is_preemptible, count=count
         )
         if barrier is not None:
-            self._hopeless.add(admission)
+            self.hopeless.add(admission)
         return barrier is not None
 
     def take_back(self) -> None:
@@ -364,7 +379,7 @@ class _Cycle:
         if option is None or (not_before is not None and not_before > self.state.now_s):
             return
         if refusal(item.account, option.amounts, is_preemptible=True, count=count) is None:
-            with self._reservations.open_to(item):
+            with self.reservations.open_to(item):
                 spots = self._at_home(item)
             if spots is not None:
                 self._begin(item, spots, may_start=True)
@@ -389,6 +404,7 @@ class _Cycle:
         elsewhere; else they are held.
         """
         state = self.state
+        self.num_changes += 1
         if item.bodies:
             is_home = [spot.room for spot in spots] == [body.spot.room for body in item.bodies]
             if not is_home:
@@ -418,21 +434,21 @@ class _Cycle:
             count = item.num_next
             if len(item.pending) < count:
                 return False
-            effort = self._efforts.setdefault(_likeness(item), Effort())
+            effort = self.efforts.setdefault(likeness(item), Effort())
             for option in item.options():
                 claim = key(item, option, count)
-                if not option.is_possible or claim in self._hopeless:
+                if not option.is_possible or claim in self.hopeless:
                     continue
-                with self._reservations.open_to(item):
-                    found = rule.claim(self.state, self._prospects, item, option, effort)
+                with self.reservations.open_to(item):
+                    found = rule.claim(self.state, self.prospects, item, option, effort)
                 if found is not None:
                     self._settle(item, found, rule.name)
                     return bool(item.pending)
-                self._hopeless.add(claim)
+                self.hopeless.add(claim)
             return False
 
         def key(item: Item, option: Option, count: int) -> object:
-            is_open = self._reservations.is_open_to(item)
+            is_open = self.reservations.is_open_to(item)
             shape = (item.shape.number, option.number, count, is_open)
             if rule is CONSOLIDATE:
                 # It does not matter whose claim it is, except that it must be admitted.
@@ -445,7 +461,7 @@ class _Cycle:
 
         def is_worth_trying(item: Item) -> bool:
             return any(
-                option.is_possible and rule.may(self._prospects, item, option)
+                option.is_possible and rule.may(self.prospects, item, option)
                 for option in item.options()
             )
 
@@ -460,19 +476,17 @@ class _Cycle:
             state.evict(victim, rule, item)
             if victim.item not in item.waits_for:
                 item.waits_for.append(victim.item)
-            assert self._queue is not None
             self._queue.refresh(victim.item.account)
         self._begin(item, found.spots, may_start=not item.held)
         self._set_apart(item)
         for other in item.waits_for:
             self._leave_queue(other)
         victims = [victim.item for victim in found.victims]
-        self._prospects.update(item, victims, found.spots, movers=item.waits_for)
+        self.prospects.update(item, victims, found.spots, movers=item.waits_for)
 
     def _leave_queue(self, item: Item) -> None:
         """A workload that lost something, and waits with the rest, is tried by itself."""
         if item.batch is not None:
-            assert self._queue is not None
             self._queue.set_apart(item)
             self._set_apart(item)
 
@@ -496,17 +510,18 @@ class _Cycle:
                 victim = Victim(item, tuple(item.running), (), numbers)
                 state.remove(victim)
                 state.evict(victim, "stale_gang", None)
+                self.num_changes += 1
 
     # Step 8.
 
     def lend(self) -> None:
         state = self.state
         if state.bodies.items or any(item.workload.idle is not None for item in state.items):
-            with self._reservations.lifted():
+            with self.reservations.lifted():
                 self._lending.run(
                     item
                     for item in state.items
-                    if self._is_ready(item) and not self._reservations.is_kept_for(item)
+                    if self._is_ready(item) and not self.reservations.is_kept_for(item)
                 )
             for item in self._lending.borrowers():
                 self._set_apart(item)
@@ -515,20 +530,20 @@ class _Cycle:
 
     def conclude(self, *, with_estimates: bool) -> Plan:
         state = self.state
-        waiting = reasons.Waiting(state, self._reservations)
-        decisions: list[Decision] = [*self._departures(), *self._lending.recalls()]
+        waiting = reasons.Waiting(state, self.reservations)
+        decisions: list[Decision] = [*self.departures(), *self._lending.recalls()]
         holds: list[tuple[Waits, Hold]] = []
         for item in state.items:
             if item.running and item.running[-1].is_new:
-                decisions.append(self._start(item))
+                decisions.append(self.started(item))
             elif (loan := self._lending.loan(item)) is not None:
                 decisions.append(loan)
             elif item.held or (item.pending and not item.is_on_loan):
-                hold = self._hold(item, waiting)
+                hold = self.hold(item, waiting)
                 holds.append((Waits(item, hold.reason), hold))
         etas: Mapping[str, Eta] = {}
         if with_estimates:
-            etas = Estimates(state, self._reservations).of([waits for waits, _ in holds])
+            etas = Estimates(state, self.reservations).of([waits for waits, _ in holds])
         for _, hold in holds:
             eta = etas.get(hold.workload)
             decisions.append(hold if eta is None else replace(hold, eta=eta))
@@ -545,30 +560,30 @@ class _Cycle:
             self._lending.not_lent(),
         )
 
-    def _start(self, item: Item) -> Start:
+    def started(self, item: Item) -> Start:
         new = {p.replica.id: p.spot.placement() for p in item.running if p.is_new}
         held = {p.replica.id: p.spot.placement() for p in item.held}
         victims = tuple(victim.id for victim in item.waits_for)
         reason, is_borrowed = reasons.started(self.state, item)
         return Start(item.id, new, reason, is_borrowed, held, victims, bool(item.settled))
 
-    def _hold(self, item: Item, waiting: reasons.Waiting) -> Hold:
+    def hold(self, item: Item, waiting: reasons.Waiting) -> Hold:
         """Why it waits; workloads of one batch share their reason, where no time of their own or
         room kept for another comes in."""
         batch = item.batch
-        if batch is None or item.held or item.waits_for or self._reservations.kept is not None:
+        if batch is None or item.held or item.waits_for or self.reservations.kept is not None:
             held = {p.replica.id: p.spot.placement() for p in item.held}
             victims = tuple(victim.id for victim in item.waits_for)
-            own = waiting.reason(item, self._efforts.get(_likeness(item)))
+            own = waiting.reason(item, self.efforts.get(likeness(item)))
             return Hold(item.id, own, held, victims)
         reason = batch.reason
         if reason is None:
-            reason = waiting.reason(item, self._efforts.get(_likeness(item)))
+            reason = waiting.reason(item, self.efforts.get(likeness(item)))
             if self.state.delayed_until(item) is None:
                 batch.reason = reason
         return Hold(item.id, reason)
 
-    def _departures(self) -> Iterable[Decision]:
+    def departures(self) -> Iterable[Decision]:
         """Evictions, those of one workload for one claimant as one; then moves."""
         merged: dict[tuple[WorkloadId, str, WorkloadId | None], Evict] = {}
         for eviction in self.state.evictions:
@@ -583,6 +598,12 @@ class _Cycle:
         yield from merged.values()
         for item, claimant in self.state.movers:
             yield Move(item.id, dict(item.moved), claimant.id, reasons.moved(item, claimant))
+
+
+def queue_of(item: Item) -> tuple[str, int]:
+    """Those who wait with it: of its project, for its first choice of GPUs."""
+    r = item.shape.first[-1][0] if item.shape.first else 0
+    return item.account.id, 0 if r == 1 else r
 
 
 def _only_waits(item: Item, batch: Batch) -> bool:
@@ -603,8 +624,7 @@ def _positions(holds: Iterable[Item]) -> dict[WorkloadId, tuple[int, int]]:
         else:
             batches.add(batch)
             entries = [entry for entry in batch.entries if _only_waits(entry[1], batch)]
-        r = item.shape.first[-1][0] if item.shape.first else 0
-        queues.setdefault((item.account.id, 0 if r == 1 else r), []).extend(entries)
+        queues.setdefault(queue_of(item), []).extend(entries)
     positions = {}
     for queue in queues.values():
         queue.sort()

@@ -314,6 +314,25 @@ class Prospects:
         devices.sort(reverse=True)
         return cpu, memory, slots, devices
 
+    def forget_order(self) -> None:
+        """Shares have changed, and with them who yields first."""
+        self._ranks.clear()
+
+    def enter(self, item: Item, placed: Sequence[Placed]) -> None:
+        """Replicas have their places that had none when all were looked at."""
+        if self._victims is not None and item.is_preemptible:
+            theirs = self._victims.setdefault(item.account.id, [])
+            if item not in theirs:
+                theirs.append(item)
+            self._by_root = None
+        if self._on_node is not None and item.is_preemptible:
+            for one in placed:
+                self._on_node.setdefault(one.spot.room.node.name, []).append((item, one))
+            # Until now these were taken for what never leaves.
+            self._could_fit = {key: fits for key, fits in self._could_fit.items() if fits}
+        self.update(item, (), [one.spot for one in placed])
+        self._ranks.clear()
+
     def update(
         self,
         claimant: Item,

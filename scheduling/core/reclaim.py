@@ -81,9 +81,8 @@ class ReclaimVictims:
         self._queue: list[Loser] | None = None
         self._completable: dict[int, set[int]] = {}
         self._losing: dict[Account, bool] = {}
+        self._effort = effort
         self._nearest: set[NodeName] | None = None
-        if item.shape.ask.gpu.num_devices > 1 and _num_nodes(option) > NUM_NODES_LOOKED_AT:
-            self._nearest = self._nearest_nodes(effort)
 
     def pick(self) -> Victim | None:
         """The victim with the smallest key among all projects that may lose just now.
@@ -96,6 +95,7 @@ class ReclaimVictims:
             self._has_changed_home = False
         queue = self._queue
         if queue is None:
+            self._look_around()
             queue = self._prospects.losers(self._item.account, tuple(self._lacking), self._may_lose)
             self._queue = queue
         while queue:
@@ -122,6 +122,16 @@ class ReclaimVictims:
                 self._has_changed_home = account.path[0] is self._item.account.path[0]
                 return replace(victim, numbers=self._numbers(side))
         return None
+
+    def _look_around(self) -> None:
+        shape = self._item.shape
+        if shape.ask.gpu.num_devices > 1 and _num_nodes(self._option) > NUM_NODES_LOOKED_AT:
+            self._nearest = self._nearest_nodes(self._effort)
+
+    def may_take_from(self, theirs: Account) -> bool:
+        """Whether this side may lose to the claimant as things stand; it is one where the paths
+        part."""
+        return self._may_lose(Side(self._item.account.path[theirs.depth], theirs))
 
     def _side(self, account: Account) -> Side:
         side = self._sides.get(account)

@@ -46,6 +46,10 @@ class Reservations:
         self._enders: list[Ender] | None = None
         self.kept: Reservation | None = None
 
+    def may_come(self) -> bool:
+        """Whether enough is predicted for room to be kept for a gang."""
+        return bool(self._all_enders())
+
     def consider(self, item: Item) -> None:
         """Keep room for a gang that could not be placed, if it is the first and may have it."""
         if self.kept is not None or item.num_missing < 2:

@@ -101,7 +101,7 @@ class State:
             if problem:
                 self._set_aside(workload, problem)
             else:
-                self._add(workload)
+                self.items.append(self._add(workload))
         self.bodies.settle(self.items, snapshot.loans)
         self.accounts.sum_up()
         self._keep_places()
@@ -137,11 +137,20 @@ class State:
                 placement = Placement(placement.node, (), 0)  # its device is somebody else's
             self.ledger.occupy(self._spot(ask, placement), ask)
 
-    def _add(self, workload: Workload) -> None:
+    def enter(self, workload: Workload) -> Item:
+        """Take in a workload that only waits after all has been summed up, its request included;
+        the caller puts it among `items` and settles shares."""
+        item = self._add(workload)
+        requested = [(r, amount * len(item.pending)) for r, amount in item.shape.first]
+        for level in item.account.path[:-1]:
+            for r, amount in requested:
+                level.requested[r] += amount
+        return item
+
+    def _add(self, workload: Workload) -> Item:
         account = self.accounts.by_id[workload.project]
         shape = self.shapes.of(workload)
         item = Item(workload, account, shape)
-        self.items.append(item)
         num_waiting = 0
         for replica in workload.replicas:
             if replica.state is ReplicaState.RUNNING:
@@ -158,6 +167,7 @@ class State:
             )
         if len(item.pending) > 1:
             item.pending.sort(key=_name_key)
+        return item
 
     def _aging(self, workload: Workload) -> int:
         """By how much waiting has raised a workload's priority among those that start."""
@@ -270,7 +280,11 @@ class State:
         """From here on, what victims still occupy may be promised to claimants."""
         for room, shadow in self._shadows:
             self.ledger.shade(room, shadow, -1)
-        self._shadows.clear()
+
+    def lower_shadows(self) -> None:
+        """Hide it again: a newcomer looks for what is free at present."""
+        for room, shadow in self._shadows:
+            self.ledger.shade(room, shadow, 1)
 
     def lift_loan_shadows(self) -> None:
         """From here on, what borrowers occupy may be promised as if they were not there."""

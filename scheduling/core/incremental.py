@@ -1,0 +1,461 @@
+"""One new workload on a warm planner: the answer of a full cycle, by local work.
+
+Why it exists: on a large cluster a full cycle takes seconds, and hardly anything in it depends on
+one arrival. So the state of a full cycle that changed nothing is kept, and a newcomer is put into
+it: its request is summed up the tree, the shares of the resources it asks for are divided anew, and
+the steps of the cycle are taken for it alone.
+
+Why that is right: in the kept state everything else that waits has failed at every step. A
+newcomer can change that only by what this module looks at: shares that rise (their projects may
+claim more) or fall (their projects may lose more), and what the newcomer then holds (its own
+project may lose more). Whoever could profit is tried for real; if one would succeed, `arrive` gives
+up and a full cycle decides. Room given away, and sums that grow, never help anybody else.
+
+What it leaves to the next full cycle: gathering scattered room for others, what victims free beyond
+the need, and the places in the queue of those behind the newcomer.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from scheduling.core import reasons
+from scheduling.core.accounts import Account
+from scheduling.core.cycle import (
+    CONSOLIDATE,
+    PREEMPT,
+    RECLAIM,
+    Cycle,
+    Rule,
+    likeness,
+    queue_of,
+    without_collector,
+)
+from scheduling.core.decisions import Decision, Hold, Plan, ProjectNumbers
+from scheduling.core.demand import Item
+from scheduling.core.ordering import Batch, WorkloadKey, workload_key
+from scheduling.core.reclaim import ReclaimVictims, may_claim
+from scheduling.core.search import Effort
+from scheduling.core.state import State
+from scheduling.core.types import (
+    Policy,
+    ProjectId,
+    Replica,
+    ReplicaState,
+    ResourceKey,
+    Snapshot,
+    Workload,
+    WorkloadId,
+)
+
+MAX_TRIED = 200
+"""So many others are tried for one newcomer; with more, a full cycle is the cheaper answer."""
+
+
+_Shares = dict[Account, dict[int, int]]
+"""What shares were before they changed, by number of resource."""
+
+
+@dataclass(frozen=True, slots=True)
+class Increment:
+    """What a full cycle would decide about a newcomer, and for it.
+
+    Attributes:
+        decisions: Evictions and moves for it, then its start or hold.
+        numbers: Of the projects whose sums or shares it changed.
+        position: Its place among those who wait with it, and their number; None when it starts.
+        is_settled: A full cycle now would start, stop or take back nothing more.
+    """
+
+    decisions: tuple[Decision, ...]
+    numbers: Mapping[ProjectId, Mapping[ResourceKey, ProjectNumbers]]
+    position: tuple[int, int] | None
+    is_settled: bool
+
+
+class WarmPlanner:
+    """The state of a full cycle, kept for newcomers.
+
+    Attributes:
+        plan: That cycle's plan.
+        is_warm: Newcomers may be asked about; else a new planner is needed.
+    """
+
+    def __init__(self, snapshot: Snapshot, policy: Policy, now_s: float) -> None:
+        with without_collector():
+            self._cycle = Cycle(State(snapshot, policy, now_s))
+            self._state = self._cycle.state
+            self.plan: Plan = self._cycle.decide(lambda _: None)
+            self.is_warm = self._has_settled()
+            if self.is_warm:
+                self._prepare(now_s)
+            else:
+                self._state.dissolve()
+
+    def _has_settled(self) -> bool:
+        """Whether that plan leaves all as it is, and nothing is lent, which comes and goes."""
+        plan = self.plan
+        return (
+            self._cycle.num_changes == 0
+            and all(isinstance(decision, Hold) for decision in plan.decisions)
+            and not self._state.bodies.items
+            and not self._state.set_aside
+            and not plan.cordons
+        )
+
+    def _prepare(self, now_s: float) -> None:
+        """Note who could claim, who waits where, and until when time alone changes nothing."""
+        cycle = self._cycle
+        self._by_account: dict[Account, list[Batch]] = {}
+        for batch in cycle.batches.values():
+            self._by_account.setdefault(batch.first.account, []).append(batch)
+        may_reclaim = cycle.claim_by(RECLAIM).is_worth_trying
+        self._claimants = {
+            account: claimants
+            for account, batches in self._by_account.items()
+            if (claimants := [batch for batch in batches if may_reclaim(batch.first)])
+        }
+        self._queues: dict[tuple[str, int], list[WorkloadKey]] = {}
+        for item in self._state.items:
+            if item.pending or item.held:
+                self._queues.setdefault(queue_of(item), []).append(workload_key(item))
+        for queue in self._queues.values():
+            queue.sort()
+        self._ids = [item.id for item in self._state.items]
+        self._has_gangs = any(item.pending and item.num_missing > 1 for item in self._state.items)
+        self._has_idle = any(item.workload.idle is not None for item in self._state.items)
+        self._valid_until_s = min(self._turning_points(now_s), default=float("inf"))
+
+    def _turning_points(self, now_s: float) -> Iterator[float]:
+        """When time by itself could make a full cycle decide otherwise."""
+        policy = self._state.policy
+        for effort in self._cycle.efforts.values():
+            if effort.protected_until is not None:
+                yield effort.protected_until
+        for item in self._state.items:
+            workload = item.workload
+            if workload.incomplete_since_s is not None:
+                yield workload.incomplete_since_s + policy.gang_grace_s
+            if not item.pending:
+                continue
+            if workload.not_before_s is not None and workload.not_before_s > now_s:
+                yield workload.not_before_s
+            delayed_until = self._state.delayed_until(item)
+            if delayed_until is not None:
+                yield delayed_until
+            since, period = workload.waiting_since_s, policy.aging_period_s
+            if since is not None and period:
+                yield since + ((now_s - since) // period + 1) * period
+
+    def close(self) -> None:
+        """Let go of the state; newcomers can be asked about no more."""
+        if self.is_warm:
+            self.is_warm = False
+            self._state.dissolve()
+
+    def arrive(self, workload: Workload, now_s: float) -> Increment | None:
+        """Decide about a new workload.
+
+        Args:
+            workload: Not in the snapshot, all of its replicas pending.
+            now_s: Not before the cycle.
+
+        Returns:
+            What a full cycle of the snapshot with this workload would decide about it; None, and
+            the planner is no longer warm, where only a full cycle can tell.
+        """
+        if not self.is_warm:
+            return None
+        with without_collector():
+            increment = self._arrive(workload, now_s) if self._is_simple(workload, now_s) else None
+            if increment is None or not increment.is_settled:
+                self.close()
+            return increment
+
+    def _is_simple(self, workload: Workload, now_s: float) -> bool:
+        state = self._state
+        return (
+            now_s < self._valid_until_s
+            and workload.project in state.accounts.by_id
+            and bool(workload.replicas)
+            and all(r.state is ReplicaState.PENDING and r.held is None for r in workload.replicas)
+            and (workload.not_before_s is None or workload.not_before_s <= now_s)
+            and self._keeps_no_room(workload)
+            and workload.expected_end_s is None
+            and not self._is_known(workload.id)
+        )
+
+    def _keeps_no_room(self, workload: Workload) -> bool:
+        """Whether no room is kept for a gang, nor might be with this workload."""
+        self._has_gangs = self._has_gangs or workload.min_replicas > 1
+        reservations = self._cycle.reservations
+        return reservations.kept is None and not (self._has_gangs and reservations.may_come())
+
+    def _is_known(self, name: WorkloadId) -> bool:
+        place = bisect_left(self._ids, name)
+        return place < len(self._ids) and self._ids[place] == name
+
+    def _arrive(self, workload: Workload, now_s: float) -> Increment | None:
+        state = self._state
+        state.now_s = now_s
+        item = self._enter(workload)
+        risen, fallen = self._divide_anew(r for r, _ in item.shape.first)
+        if not self._others_fail(risen, fallen):
+            return None
+        self._place(item)
+        if not self._nobody_could_take(_borrowers(item)):
+            return None
+        if item.pending:
+            self._claim(item)
+            if not self._nobody_could_take(_borrowers(item)):
+                return None
+        has_victims = bool(state.evictions or state.movers)
+        if item.pending and item.is_preemptible and self._has_idle:
+            return None  # something might be lent to it
+        increment = self._conclude(item, [*item.account.path, *risen, *fallen])
+        if not has_victims:
+            self._settle_in(item, now_s)
+        is_settled = not has_victims and self._move_request(item)
+        return replace(increment, is_settled=is_settled)
+
+    # The newcomer in the sums.
+
+    def _enter(self, workload: Workload) -> Item:
+        state, place = self._state, bisect_left(self._ids, workload.id)
+        item = state.enter(workload)
+        state.items.insert(place, item)
+        self._ids.insert(place, workload.id)
+        return item
+
+    def _move_request(self, item: Item) -> bool:
+        """What started elsewhere than on its first choice is asked for there from now on; whether
+        all others fail under these shares, too."""
+        first, changes = item.shape.first, dict[int, int]()
+        for placed in item.running:
+            if placed.amounts != first:
+                for sign, amounts in ((1, placed.amounts), (-1, first)):
+                    for r, amount in amounts:
+                        changes[r] = changes.get(r, 0) + sign * amount
+        changed = [r for r, amount in changes.items() if amount]
+        if not changed:
+            return True
+        for level in item.account.path:
+            for r in changed:
+                level.requested[r] += changes[r]
+        return self._others_fail(*self._divide_anew(changed))
+
+    def _divide_anew(self, resources: Iterable[int]) -> tuple[_Shares, _Shares]:
+        """Set the shares of these resources; those that rose, and those that fell."""
+        accounts, asked = self._state.accounts, list(resources)
+        everybody = list(accounts.by_id.values())
+        before = [[account.fair[r] for r in asked] for account in everybody]
+        accounts.settle_shares(asked)
+        risen: _Shares = {}
+        fallen: _Shares = {}
+        for account, shares in zip(everybody, before, strict=True):
+            for r, was in zip(asked, shares, strict=True):
+                if account.fair[r] != was:
+                    changed = risen if account.fair[r] > was else fallen
+                    changed.setdefault(account, {})[r] = was
+        if risen or fallen:
+            self._cycle.prospects.forget_order()
+        return risen, fallen
+
+    # What it changes for others.
+
+    def _others_fail(self, risen: _Shares, fallen: _Shares) -> bool:
+        """Whether everybody else fails still under the new shares."""
+        gaining = [
+            batch
+            for account, batches in self._by_account.items()
+            if any(level in risen for level in account.path)
+            for batch in batches
+            if _was_bound(batch.first, risen)
+        ]
+        for batch in gaining:
+            account = batch.first.account
+            self._claimants[account] = self._by_account[account]
+        own = [batch for batch in gaining if batch.first.account in risen]
+        losing = {
+            account: over for account, was in fallen.items() if (over := _above_quota(account, was))
+        }
+        return self._fail(own, PREEMPT) and self._fail(gaining) and self._nobody_could_take(losing)
+
+    def _nobody_could_take(self, losing: Mapping[Account, set[int]]) -> bool:
+        """Whether all fail who might take something from these, of what they hold beyond quota."""
+        if not losing:
+            return True
+        return self._fail(
+            batch
+            for account, batches in self._claimants.items()
+            if (sides := _sides(account, losing))
+            for batch in batches
+            if self._may_take(batch.first, sides)
+        )
+
+    def _may_take(self, item: Item, sides: Mapping[Account, set[int]]) -> bool:
+        """Whether a workload asks for what a side has too much of, and that side may lose to it."""
+        cycle = self._cycle
+        for option in item.shape.options:
+            wanted = [
+                side for side, over in sides.items() if any(r in over for r, _ in option.amounts)
+            ]
+            if wanted and option.is_possible and may_claim(item, option):
+                source = ReclaimVictims(cycle.state, cycle.prospects, item, option, Effort())
+                if any(source.may_take_from(side) for side in wanted):
+                    return True
+        return False
+
+    def _fail(self, batches: Iterable[Batch], rule: Rule = RECLAIM) -> bool:
+        """Whether none of these would get anything by a rule now."""
+        cycle, tried = self._cycle, set[object]()
+        is_worth_trying = cycle.claim_by(rule).is_worth_trying
+        for batch in batches:
+            item = batch.first
+            priority = item.priority if rule is PREEMPT else 0
+            alike = (item.account.id, item.shape.number, item.num_next, item.is_preemptible)
+            key = (alike, priority, item.chosen_type if item.running or item.held else None)
+            if key in tried or not is_worth_trying(item):
+                continue
+            tried.add(key)
+            if len(tried) > MAX_TRIED or self._would_get(item, rule):
+                return False
+        return True
+
+    def _would_get(self, item: Item, rule: Rule) -> bool:
+        """Whether a claim succeeds; the state is then no longer as it was."""
+        cycle, effort = self._cycle, Effort()
+        gets = any(
+            rule.claim(cycle.state, cycle.prospects, item, option, effort) is not None
+            for option in item.options()
+            if option.is_possible
+        )
+        self._note(effort)
+        return gets
+
+    def _note(self, effort: Effort | None) -> None:
+        """What was in somebody's way for a time only holds until then."""
+        if effort is not None and effort.protected_until is not None:
+            self._valid_until_s = min(self._valid_until_s, effort.protected_until)
+
+    # What it gets.
+
+    def _place(self, item: Item) -> None:
+        """Into what is free at present."""
+        cycle, state = self._cycle, self._state
+        cycle.hopeless.clear()
+        cycle.efforts.pop(likeness(item), None)
+        state.lower_shadows()
+        _try(cycle.start_in_free_capacity().attempt, item)
+        state.lift_shadows()
+        cycle.prospects.enter(item, item.running)
+
+    def _claim(self, item: Item) -> None:
+        """By moving others, from other projects, from its own, as in a cycle."""
+        cycle, state = self._cycle, self._state
+        placed, alike = len(item.running), likeness(item)
+        for rule in (CONSOLIDATE, RECLAIM, PREEMPT):
+            step = cycle.claim_by(rule)
+            cycle.hopeless.clear()
+            is_possible = item.pending and not item.evicted and state.delayed_until(item) is None
+            if is_possible and step.is_worth_trying(item):
+                _try(step.attempt, item)
+        for effort in (cycle.efforts.get(alike), cycle.efforts.get(likeness(item))):
+            self._note(effort)
+        cycle.prospects.enter(item, item.running[placed:])
+
+    def _conclude(self, item: Item, touched: Sequence[Account]) -> Increment:
+        cycle = self._cycle
+        decisions = list(cycle.departures())
+        position = None
+        if item.running:
+            decisions.append(cycle.started(item))
+        else:
+            decisions.append(cycle.hold(item, reasons.Waiting(self._state, cycle.reservations)))
+            queue = self._queues.setdefault(queue_of(item), [])
+            insort(queue, key := workload_key(item))
+            position = (bisect_left(queue, key) + 1, len(queue))
+        return Increment(
+            decisions=tuple(decisions),
+            numbers=self._state.accounts.numbers(dict.fromkeys(touched)),
+            position=position,
+            is_settled=False,
+        )
+
+    def _settle_in(self, item: Item, now_s: float) -> None:
+        """From now on it is one of those who run or wait."""
+        cycle = self._cycle
+        if item.running:
+            for placed in item.running:
+                placed.is_new = False
+                placed.replica = Replica(
+                    placed.replica.id,
+                    ReplicaState.RUNNING,
+                    placed.spot.placement(),
+                    started_s=now_s,
+                )
+            if item.pending:
+                insort(self._queues.setdefault(queue_of(item), []), workload_key(item))
+            self._protect(item)
+        elif item.held:
+            cycle.prospects.update(item, (), [placed.spot for placed in item.held])
+        if item.pending:
+            self._join(item)
+
+    def _protect(self, item: Item) -> None:
+        until_s = self._cycle.prospects.protected_until(item)
+        if until_s > self._state.now_s:
+            self._valid_until_s = min(self._valid_until_s, until_s)
+
+    def _join(self, item: Item) -> None:
+        alike = (likeness(item), self._state.delayed_until(item) is None)
+        batches = self._cycle.batches
+        batch = batches.get(alike)
+        if batch is None:
+            batch = batches[alike] = Batch(alike)
+            self._by_account.setdefault(item.account, []).append(batch)
+            self._claimants.setdefault(item.account, []).append(batch)
+        batch.add(item)
+        batch.entries.sort()
+
+
+def _try(attempt: object, item: Item) -> None:
+    """Turn after turn, as long as it gets something and wants more."""
+    assert callable(attempt)
+    while attempt(item):
+        pass
+
+
+def _was_bound(item: Item, risen: _Shares) -> bool:
+    """Whether a share that has risen since was in a workload's way."""
+    count = item.num_next
+    for level in item.account.path:
+        for r, was in risen.get(level, {}).items():
+            for option in item.shape.options:
+                asked = dict(option.amounts).get(r, 0) * count
+                if asked and level.allocated[r] + asked > was:
+                    return True
+    return False
+
+
+def _sides(account: Account, losing: Mapping[Account, set[int]]) -> dict[Account, set[int]]:
+    """Of these, the ones that lie where their path and this account's part."""
+    path = account.path
+    return {
+        level: over
+        for level, over in losing.items()
+        if level not in path and (level.parent is None or level.parent in path)
+    }
+
+
+def _borrowers(item: Item) -> dict[Account, set[int]]:
+    """Where what a newcomer got lies beyond quota, its project and those above it: there is more
+    to take from them than before."""
+    got = {r for placed in (*item.running, *item.held) for r, _ in placed.amounts}
+    return {level: over for level in item.account.path if (over := _above_quota(level, got))}
+
+
+def _above_quota(account: Account, resources: Iterable[int]) -> set[int]:
+    return {r for r in resources if account.is_above_quota(r) or account.is_above_allocatable(r)}
