@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 
 import msgspec
@@ -21,10 +21,12 @@ from django.utils import timezone
 
 from scheduling.core.cycle import plan
 from scheduling.core.decisions import Hold, Plan
+from scheduling.core.incremental import WarmPlanner
 from scheduling.core.scenario import export_scenario
 from scheduling.models import CycleRecord, Device, DeviceAllocation, DeviceHold, PlannerStatus
 from scheduling.services.planning import StalePlanError, apply_plan
 from scheduling.snapshot import Taken, take_snapshot
+from scheduling.warm import Recorded, Warm
 
 logger = logging.getLogger(__name__)
 
@@ -38,18 +40,27 @@ ESTIMATES_EVERY_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a cycle did. `has_effects` when an agent has something new to do."""
+    """What a cycle did. `has_effects` when an agent has something new to do.
+
+    Attributes:
+        increments: Those of arrivals that had effects, still to be remembered.
+        needs_full: A full cycle should follow, for others or to be warm again.
+    """
 
     has_effects: bool
     num_decisions: int
     seconds: float
+    increments: tuple[Recorded, ...] = ()
+    needs_full: bool = False
 
 
-def run_cycle(*, wait: bool = False) -> Outcome | None:
+def run_cycle(*, wait: bool = False, warm: Warm | None = None) -> Outcome | None:
     """Plan until the plan could be recorded.
 
     Args:
         wait: While another process is planning, wait for it: its snapshot may not hold the news.
+        warm: What this process keeps from one cycle to the next; arrivals are then answered
+            without a full cycle where they can be.
 
     Returns:
         None when another process is planning and `wait` is false.
@@ -59,20 +70,56 @@ def run_cycle(*, wait: bool = False) -> Outcome | None:
         if not is_ours:
             return None
         _expire_holds()
+        if warm is not None and warm.is_warm:
+            answered = _answer_arrivals(warm)
+            if answered is not None:
+                return replace(answered, seconds=time.monotonic() - began)
         _mend_devices()
         for _try in range(MAX_STALE_TRIES):
             try:
-                decided = _plan_once()
+                decided = _plan_once(warm)
             except StalePlanError as error:
                 logger.info("stale plan, planning again: %s", error)
                 continue
             except Exception as error:
                 _note_failure(error)
                 raise
-            effects = any(not isinstance(item, Hold) for item in decided.decisions)
-            return Outcome(effects, len(decided.decisions), time.monotonic() - began)
+            effects = _has_effects(decided)
+            is_cold = warm is not None and not warm.is_warm
+            seconds = time.monotonic() - began
+            return Outcome(effects, len(decided.decisions), seconds, needs_full=is_cold and effects)
     logger.warning("gave up after %s stale plans; the next cycle goes on", MAX_STALE_TRIES)
     return Outcome(False, 0, time.monotonic() - began)
+
+
+def _answer_arrivals(warm: Warm) -> Outcome | None:
+    """Decide by increment; None where a full cycle is needed."""
+    try:
+        recorded = warm.answer()
+    except StalePlanError as error:
+        logger.info("stale increment, planning anew: %s", error)
+        warm.drop()
+        return None
+    except Exception:
+        warm.drop()
+        raise
+    if recorded is None:
+        return None
+    decisions = [item for one in recorded for item in one.plan.decisions]
+    effects = [one for one in recorded if _has_effects(one.plan)]
+    return Outcome(bool(effects), len(decisions), 0.0, tuple(effects), not warm.is_warm)
+
+
+def _has_effects(decided: Plan) -> bool:
+    return bool(decided.cordons) or any(not isinstance(item, Hold) for item in decided.decisions)
+
+
+def remember_increments(outcome: Outcome) -> None:
+    """Keep what increments changed, once their effects are on their way."""
+    for one in outcome.increments:
+        marks = [0.0, one.snapshot_s, one.snapshot_s + one.plan_s]
+        marks.append(marks[-1] + one.record_s)
+        _remember(one.taken, one.plan, one.at.timestamp(), marks)
 
 
 @contextmanager
@@ -132,15 +179,22 @@ class _Estimated:
 _estimated = _Estimated()
 
 
-def _plan_once() -> Plan:
+def _plan_once(warm: Warm | None) -> Plan:
     started_at = timezone.now()
     marks = [time.monotonic()]
+    if warm is not None:
+        warm.drop()
+    mark = warm.begin() if warm is not None else 0
     taken = take_snapshot()
     marks.append(time.monotonic())
     with_estimates = marks[0] - _estimated.at >= ESTIMATES_EVERY_S
-    decided = plan(
-        taken.snapshot, taken.policy, started_at.timestamp(), with_estimates=with_estimates
-    )
+    planner: WarmPlanner | None = None
+    picture = (taken.snapshot, taken.policy, started_at.timestamp())
+    if warm is None:
+        decided = plan(*picture, with_estimates=with_estimates)
+    else:
+        planner = WarmPlanner(*picture, with_estimates=with_estimates)
+        decided = planner.plan
     for name, problem in decided.set_aside.items():
         logger.warning("workload %s is set aside: %s", name, problem)
     marks.append(time.monotonic())
@@ -148,7 +202,9 @@ def _plan_once() -> Plan:
     if with_estimates:
         _estimated.at = marks[0]
     marks.append(time.monotonic())
-    if decided.cordons or any(not isinstance(item, Hold) for item in decided.decisions):
+    if warm is not None and planner is not None:
+        warm.keep(mark, taken, planner)
+    if _has_effects(decided):
         _remember(taken, decided, started_at.timestamp(), marks)
     return decided
 

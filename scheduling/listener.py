@@ -13,13 +13,16 @@ import threading
 import psycopg
 from django.db import close_old_connections, connection
 
-from scheduling.cycle import run_cycle
+from scheduling.cycle import remember_increments, run_cycle
 from scheduling.services.events import WAKE_CHANNEL
 from scheduling.tasks import dispatch_commands
+from scheduling.warm import Warm
 
 logger = logging.getLogger(__name__)
 
 RECONNECT_S = 1.0
+FOLLOW_UP_S = 0.5
+"""After a cycle that changed something, the next one finds it settled and keeps it in memory."""
 
 
 def start_listener() -> threading.Thread:
@@ -48,17 +51,26 @@ def _listen() -> None:
         parameters.pop(unwanted, None)
     with psycopg.connect(**parameters, autocommit=True) as ear:
         ear.execute(f"LISTEN {WAKE_CHANNEL}")
-        _answer()
-        while True:
-            heard = list(ear.notifies(timeout=60, stop_after=1))
-            close_old_connections()
-            if heard:
-                # Whatever else has arrived meanwhile is answered by the same cycle.
-                list(ear.notifies(timeout=0))
-                _answer()
+        warm = Warm()
+        try:
+            is_due = _answer(warm)
+            while True:
+                heard = list(ear.notifies(timeout=FOLLOW_UP_S if is_due else 60, stop_after=1))
+                close_old_connections()
+                if heard or is_due:
+                    # Whatever else has arrived meanwhile is answered by the same cycle.
+                    list(ear.notifies(timeout=0))
+                    is_due = _answer(warm)
+        finally:
+            warm.drop()
 
 
-def _answer() -> None:
-    outcome = run_cycle(wait=True)
-    if outcome is not None and outcome.has_effects:
+def _answer(warm: Warm) -> bool:
+    """Run a cycle, or an increment; whether a full cycle should follow soon."""
+    outcome = run_cycle(wait=True, warm=warm)
+    if outcome is None:
+        return False
+    if outcome.has_effects:
         dispatch_commands()
+    remember_increments(outcome)
+    return outcome.needs_full

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from django.db.models import Avg, F, Max, Prefetch, Window
+from django.db.models import Avg, F, Max, Prefetch, QuerySet, Window
 from django.db.models.functions import RowNumber
 from django.utils import timezone
 
@@ -98,6 +98,26 @@ def take_snapshot() -> Taken:
         rows={workload_id(row): row for row in workloads},
         titles=titles,
     )
+
+
+def read_arrivals(ids: Iterable[uuid.UUID]) -> list[tuple[Workload, core.Workload]]:
+    """New workloads, each with its row. What past runs predict of them is for full cycles."""
+    rows = _unfinished().filter(pk__in=list(ids), phase__in=WAITING_PHASES)
+    return [
+        (
+            row,
+            replace(
+                core_workload(row, tuple(_replicas(row))),
+                waiting_since_s=_seconds(row.phase_changed_at),
+            ),
+        )
+        for row in rows
+    ]
+
+
+def read_rows(ids: Iterable[core.WorkloadId]) -> Sequence[Workload]:
+    """Rows of unfinished workloads, as a snapshot reads them."""
+    return list(_unfinished().filter(pk__in=list(ids)))
 
 
 def workload_id(row: Workload) -> core.WorkloadId:
@@ -211,7 +231,7 @@ def _summed(children: Iterable[core.Project]) -> dict[core.ResourceKey, core.Sha
     return totals
 
 
-def _unfinished() -> Iterable[Workload]:
+def _unfinished() -> QuerySet[Workload]:
     parts = DeviceAllocation.objects.select_related("device").order_by("device__index")
     attempts = (
         Attempt.objects.open()

@@ -8,7 +8,7 @@ from datetime import timedelta
 from celery import shared_task
 from django.utils import timezone
 
-from scheduling import outbox, relay_client
+from scheduling import feed, outbox, relay_client
 from scheduling.analytics import keeping
 from scheduling.cycle import run_cycle
 from scheduling.models import Command
@@ -18,6 +18,7 @@ from scheduling.services.observation import watch_nodes
 logger = logging.getLogger(__name__)
 
 DONE_COMMANDS_KEPT = timedelta(days=1)
+CHANGES_KEPT = timedelta(hours=1)
 
 
 @shared_task(name="scheduling.cycle", ignore_result=True, time_limit=120)
@@ -33,6 +34,7 @@ def dispatch() -> None:
     """The outbox on a timer: what the hint after a cycle has missed."""
     dispatch_commands()
     outbox.expire(timezone.now() - DONE_COMMANDS_KEPT)
+    feed.expire(timezone.now() - CHANGES_KEPT)
 
 
 @shared_task(name="scheduling.watch_idle", ignore_result=True, time_limit=30)

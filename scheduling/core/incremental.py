@@ -83,11 +83,13 @@ class WarmPlanner:
         is_warm: Newcomers may be asked about; else a new planner is needed.
     """
 
-    def __init__(self, snapshot: Snapshot, policy: Policy, now_s: float) -> None:
+    def __init__(
+        self, snapshot: Snapshot, policy: Policy, now_s: float, *, with_estimates: bool = False
+    ) -> None:
         with without_collector():
             self._cycle = Cycle(State(snapshot, policy, now_s))
             self._state = self._cycle.state
-            self.plan: Plan = self._cycle.decide(lambda _: None)
+            self.plan: Plan = self._cycle.decide(lambda _: None, with_estimates=with_estimates)
             self.is_warm = self._has_settled()
             if self.is_warm:
                 self._prepare(now_s)
@@ -154,6 +156,14 @@ class WarmPlanner:
         if self.is_warm:
             self.is_warm = False
             self._state.dissolve()
+
+    def is_valid(self, now_s: float) -> bool:
+        """Whether time alone has changed nothing by now."""
+        return self.is_warm and now_s < self._valid_until_s
+
+    def workload(self, name: WorkloadId) -> Workload:
+        """One of the kept state, as it was planned with."""
+        return self._state.items[bisect_left(self._ids, name)].workload
 
     def arrive(self, workload: Workload, now_s: float) -> Increment | None:
         """Decide about a new workload.

@@ -31,6 +31,7 @@ from scheduling.models.nodes import (
     Zone,
 )
 from scheduling.models.records import (
+    Change,
     Command,
     CycleRecord,
     PlannerPolicy,
@@ -66,6 +67,7 @@ __all__ = [
     "AttemptGoal",
     "AttemptPhase",
     "CapacityInterval",
+    "Change",
     "Checkpoint",
     "CheckpointMode",
     "Command",

@@ -72,6 +72,27 @@ class CycleRecord(models.Model):
         return f"{self.pk} {self.started_at:%Y-%m-%d %H:%M:%S}"
 
 
+class Change(models.Model):
+    """That something changed on which plans depend; written by triggers of the database.
+
+    Attributes:
+        xid: The transaction that changed it: one with a smaller number may commit later.
+        kind: `workload`, `attempt`, `node`, `device`, `part`, `hold`, `loan`, …
+        operation: `insert`, `update` or `delete`.
+        key: The id of a workload; empty for anything else.
+    """
+
+    id = models.BigAutoField(primary_key=True)
+    xid = models.BigIntegerField(db_index=True)
+    at = models.DateTimeField()
+    kind = models.CharField(max_length=16)
+    operation = models.CharField(max_length=8)
+    key = models.CharField(max_length=36)
+
+    def __str__(self) -> str:
+        return f"{self.operation} {self.kind} {self.key}"
+
+
 class PlannerStatus(models.Model):
     """How the last cycle ended; one row, so that pages can say when the planner last looked.
 

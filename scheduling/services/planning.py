@@ -74,15 +74,20 @@ class StalePlanError(Exception):
 
 
 @transaction.atomic
-def apply_plan(taken: Taken, plan: Plan) -> None:
+def apply_plan(taken: Taken, plan: Plan, *, is_partial: bool = False) -> None:
     """Record all decisions of a plan, or none.
+
+    Args:
+        taken: What it was made from.
+        plan: The decisions.
+        is_partial: It says nothing of workloads, projects and sessions that it does not name.
 
     Raises:
         StalePlanError: plan again from a new snapshot.
     """
     news = [item for item in plan.decisions if not _is_known(item, plan, taken)]
     rows = _lock_touched(taken, news)
-    nodes = {node.name: node for node in Node.objects.select_related("zone", "node_type")}
+    nodes = _nodes_of(plan, is_partial=is_partial)
     now = timezone.now()
     waiting: list[Workload] = []
     for decision in news:
@@ -105,11 +110,26 @@ def apply_plan(taken: Taken, plan: Plan) -> None:
     for cordon in plan.cordons:
         close_failing(nodes[cordon.node], reason_json(cordon.reason, taken.titles), now)
     announce(*{topic for row in waiting for topic in topics_of(row)})
-    record_not_lent(plan, taken)
-    _record_numbers(plan.numbers)
+    if not is_partial:
+        record_not_lent(plan, taken)
+    _record_numbers(plan.numbers, is_partial=is_partial)
     PlannerStatus.objects.update_or_create(
         pk=PlannerStatus.ONLY, defaults={"finished_at": now, "failed_at": None, "error": ""}
     )
+
+
+def _nodes_of(plan: Plan, *, is_partial: bool) -> dict[str, Node]:
+    """Nodes by name; for a few decisions only those that they name."""
+    nodes = Node.objects.select_related("zone", "node_type")
+    if is_partial:
+        named = {
+            placement.node
+            for decision in plan.decisions
+            for places in (getattr(decision, "placements", {}), getattr(decision, "held", {}))
+            for placement in places.values()
+        }
+        nodes = nodes.filter(name__in=named)
+    return {node.name: node for node in nodes}
 
 
 def _is_known(decision: Decision, plan: Plan, taken: Taken) -> bool:
@@ -473,11 +493,14 @@ def _by_index(placements: Mapping[ReplicaId, Placement]) -> dict[int, Placement]
 
 
 def _record_numbers(
-    numbers: Mapping[ProjectId, Mapping[ResourceKey, ProjectNumbers]],
+    numbers: Mapping[ProjectId, Mapping[ResourceKey, ProjectNumbers]], *, is_partial: bool
 ) -> None:
     """The one table of usage that page and API read; written only where something changed."""
-    projects = {project.name: project.pk for project in Project.objects.all()}
-    known = {(row.project_id, row.resource): row for row in ProjectUsage.objects.all()}
+    rows, usage = Project.objects.all(), ProjectUsage.objects.all()
+    if is_partial:
+        rows, usage = rows.filter(name__in=numbers), usage.filter(project__name__in=numbers)
+    projects = {project.name: project.pk for project in rows}
+    known = {(row.project_id, row.resource): row for row in usage}
     changed: list[ProjectUsage] = []
     for name, by_resource in numbers.items():
         project_id = projects.get(name)
