@@ -16,8 +16,8 @@ import secrets
 import signal
 import socket
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import httpx
@@ -84,6 +84,7 @@ class Options:
         workload_python: Python of the environment that workloads get.
         simulated: See `node.find`.
         relay: `host:port` where the relay listens; empty for a Unix socket in the run folder.
+        labels: Of all its nodes, beside their type: where they stand, what is special about them.
     """
 
     zone: str
@@ -94,6 +95,7 @@ class Options:
     workload_python: Path
     simulated: str = "auto"
     relay: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
 
 
 class _Server(uvicorn.Server):
@@ -209,6 +211,7 @@ class Controller:
         folders = Folders(options.var, options.run)
         found = isolation.probe(folders)
         inventory = node.find(options.zone, found, options.simulated)
+        inventory = node.labelled(inventory, options.labels)
         fractions = Fractions(folders, inventory, found)
         self.inventory = replace(
             inventory, nodes=tuple(fractions.described(each) for each in inventory.nodes)

@@ -12,7 +12,7 @@ import platform
 import re
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -119,6 +119,12 @@ def simulated_inventory(
         {each.name: each.capability for each in declared},
         {each.name: each for each in declared},
     )
+
+
+def labelled(inventory: Inventory, labels: Mapping[str, str]) -> Inventory:
+    """The same nodes with more labels; what a node is keeps its own."""
+    nodes = tuple(replace(node, labels={**labels, **node.labels}) for node in inventory.nodes)
+    return replace(inventory, nodes=nodes)
 
 
 def _simulated(zone: str, declared: SimulatedNode, isolation: Isolation) -> NodeReport:

@@ -46,6 +46,14 @@ def uuids(nodes: tuple[NodeReport, ...]) -> set[str]:
     return {device.uuid for each in nodes for device in each.devices}
 
 
+def test_an_operator_may_label_its_nodes() -> None:
+    found = node.find("zone-1", ALONE, "demo")
+    nodes = node.labelled(found, {"rack": "r1", "allot/node-type": "other"}).nodes
+    assert {each.labels["rack"] for each in nodes} == {"r1"}
+    kinds = [each.labels["allot/node-type"] for each in found.nodes]
+    assert [each.labels["allot/node-type"] for each in nodes] == kinds
+
+
 def test_the_machine_itself_is_offered_on_demand() -> None:
     offered = node.find("a", ALONE, "off").nodes
     assert len(offered) == 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser
+from argparse import ArgumentParser, ArgumentTypeError
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,18 @@ from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError
 
 from scheduling.agent.controller import AgentError, Options, main
+
+
+def _label(text: str) -> tuple[str, str]:
+    """Read a label.
+
+    Raises:
+        ArgumentTypeError: It is not KEY=VALUE.
+    """
+    key, separator, value = text.partition("=")
+    if not separator or not key or not value:
+        raise ArgumentTypeError(f"{text!r} is not KEY=VALUE")
+    return key, value
 
 
 class Command(BaseCommand):
@@ -47,6 +59,15 @@ class Command(BaseCommand):
             metavar="HOST:PORT",
             help="where the web reaches this agent (a Unix socket in the run folder)",
         )
+        parser.add_argument(
+            "--label",
+            action="append",
+            default=[],
+            type=_label,
+            metavar="KEY=VALUE",
+            dest="labels",
+            help="a label of its nodes, such as rack=r1; may be given several times",
+        )
 
     # Django passes options of any type.
     def handle(self, *_arguments: Any, **options: Any) -> None:
@@ -62,6 +83,7 @@ class Command(BaseCommand):
                     workload_python=options["workload_env"] / "bin" / "python",
                     simulated=options["simulated"],
                     relay=options["relay"],
+                    labels=dict(options["labels"]),
                 )
             )
         except AgentError as error:
