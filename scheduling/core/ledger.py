@@ -14,7 +14,6 @@ from contextlib import contextmanager
 
 from scheduling.core.rooms import Ask, Load, Pool, Room, Spot
 from scheduling.core.types import (
-    WHOLE_GPU_MILLI,
     Node,
     NodeName,
     NodeTypeName,
@@ -183,8 +182,7 @@ class Ledger:
         devices = room.choose_devices(units, ask.gpu.num_devices)
         if devices is None:
             return None
-        left = min(WHOLE_GPU_MILLI - room.milli[device] for device in devices)
-        return Spot(room, devices, units, min(ask.milli_per_device(room.pool.gpu_memory_mib), left))
+        return Spot(room, devices, units, min(room.share_of(d, ask) for d in devices))
 
     def emptiest(self, pool: Pool) -> Iterator[Room]:
         """Nodes with the most whole devices free first, then by room on shared ones, then full."""

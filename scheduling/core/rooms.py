@@ -153,6 +153,21 @@ class Room:
     def fits_beside_gpus(self, ask: Ask) -> bool:
         return self.cpu >= ask.cpu_milli and self.memory >= ask.memory_mib and self.slots > 0
 
+    def share_of(self, device: int, ask: Ask) -> int:
+        """Thousandths to be recorded for one more sharer of a device; together never above 1000.
+
+        Asked by memory, what all sharers use together is rounded up once and not each one apart, or
+        many small ones would use up the thousandths before the memory.
+        """
+        memory = self.pool.gpu_memory_mib
+        own, recorded = ask.milli_per_device(memory), self.milli[device]
+        if ask.gpu.memory_mib_per_device is not None:
+            capacity = self.pool.unit_capacity
+            used = capacity - self.devices[device] + ask.units_per_device(memory)
+            together = -(-used * WHOLE_GPU_MILLI // capacity)
+            own = max(1, min(own, together - recorded))
+        return min(own, WHOLE_GPU_MILLI - recorded)
+
     def choose_devices(self, units: int, count: int) -> tuple[int, ...] | None:
         """The fullest shared devices that have room, then fresh ones; lowest number first."""
         capacity = self.pool.unit_capacity
@@ -174,7 +189,7 @@ class Spot(NamedTuple):
     """A place found: devices of a node, the units of each, and the thousandths recorded for it.
 
     Requests by memory are rounded up to thousandths, so those of a full device may add up to a
-    little over 1000. What is recorded may not: whoever comes last gets what is left of them.
+    little over 1000. What is recorded may not (`Room.share_of`).
     """
 
     room: Room

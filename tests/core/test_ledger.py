@@ -121,5 +121,42 @@ def test_three_thirds_by_memory_are_recorded_as_one_device() -> None:
         assert spot is not None
         made.take(spot, ask)
         recorded.append(spot.placement().milli_per_device)
-    assert recorded == [334, 334, 332]
+    assert recorded == [334, 333, 333]
     assert made.find(Ask(GpuRequest(1, None, 1), 0, 0), made.pools) is None
+
+
+def test_sharers_by_memory_fill_a_device_to_the_last_mib() -> None:
+    """80 of 1 GiB on 80 GiB: each is 12.5 thousandths, of which 80 times 13 would be too many."""
+    made = Ledger([node("a", 1, gpu_memory_mib=81_920)], placement={})
+    made.index()
+    ask = Ask(GpuRequest(1, None, 1024), 100, 64)
+    spots = []
+    while (spot := made.find(ask, made.pools)) is not None:
+        made.take(spot, ask)
+        spots.append(spot)
+    assert len(spots) == 80
+    assert sum(spot.milli for spot in spots) == 1000
+    assert {spot.milli for spot in spots} == {12, 13}
+
+
+def test_what_is_recorded_never_passes_a_device_whoever_comes_and_goes() -> None:
+    random = Random(5)
+    made = Ledger([node("a", 1, gpu_memory_mib=16_384)], placement={})
+    made.index()
+    (room,) = made.rooms.values()
+    taken: list[tuple[Spot, Ask]] = []
+    for _ in range(3000):
+        if taken and random.random() < 0.45:
+            made.give_back(*taken.pop(random.randrange(len(taken))))
+            continue
+        by_memory = GpuRequest(1, None, random.randint(100, 3000))
+        ask = Ask(random.choice((by_memory, GpuRequest(1, random.randint(50, 300)))), 1, 1)
+        spot = made.find(ask, made.pools)
+        if spot is None:
+            continue
+        made.take(spot, ask)
+        taken.append((spot, ask))
+        assert spot.milli >= 1
+        assert room.milli[0] == sum(each.milli for each, _ in taken) <= 1000
+        if ask.gpu.milli_per_device is not None and room.milli[0] < 1000:
+            assert spot.milli == ask.gpu.milli_per_device
