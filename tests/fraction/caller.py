@@ -176,6 +176,22 @@ class Caller:
             codes.add(self.cu.cuMemFreeAsync(pointer, None))
         return sorted(codes)
 
+    def spin(self, kernel_ns: int, from_s: float, until_s: float) -> list[float]:
+        """Launch kernels of so many nanoseconds between two times; how many, in how long."""
+        time.sleep(max(0.0, from_s - time.monotonic()))
+        began = time.monotonic()
+        module, function, count = c_void_p(), c_void_p(), 0
+        self.cu.cuModuleLoadData(byref(module), b"")
+        self.cu.cuModuleGetFunction(byref(function), module, b"spin")
+        parameters = (c_void_p * 1)()
+        duration = c_uint64(kernel_ns)
+        parameters[0] = ctypes.addressof(duration)
+        while time.monotonic() < until_s:
+            result = self.cu.cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, None, parameters, None)
+            count += result == 0
+        self.cu.cuCtxSynchronize()
+        return [count, time.monotonic() - began]
+
     def synchronise(self) -> int:
         return self.cu.cuCtxSynchronize()
 

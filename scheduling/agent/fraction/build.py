@@ -14,10 +14,9 @@ import platform
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from scheduling.agent.fraction import symbols
@@ -30,10 +29,9 @@ _COMPILERS = ("cc", "gcc", "clang")
 _FLAGS = ("-std=gnu11", "-O2", "-fPIC", "-fvisibility=hidden", "-ftls-model=initial-exec",
           "-Wall", "-Wextra", "-pthread")  # fmt: skip
 _LINK = ("-shared", "-Wl,-z,now", "-Wl,-z,nodelete", "-Wl,-z,relro")
-_COMMON = ("session", "region", "limits", "real", "gate")
+_COMMON = ("region", "limits", "gate")
 _CUDA = ("memory", "alloc", "vmm", "arrays", "pools", "contexts", "queries", "resolver", "turn",
          "capture")  # fmt: skip
-_FAKE_COMMON = ("driver",)
 _FAKE_CUDA = ("core", "memory", "work", "checkpoint")
 _TIME_LIMIT_S = 120
 
@@ -160,86 +158,103 @@ def _run(arguments: Sequence[str]) -> str:
 
 
 class _Workshop:
-    """One build: compiler, prefix and a folder for what is made."""
+    """One build: compiler, prefix, a folder for what is made, and threads that make it."""
 
-    def __init__(self, found: str, prefix: str, folder: Path) -> None:
-        self.compiler, self.prefix, self.folder = found, prefix, folder
+    def __init__(self, found: str, prefix: str, folder: Path, pool: Executor) -> None:
+        self.compiler, self.prefix, self.folder, self.pool = found, prefix, folder, pool
+        self._objects: dict[tuple[Path, tuple[str, ...]], Future[Path]] = {}
 
     def write(self, name: str, text: str) -> Path:
+        """Write a generated source."""
         path = self.folder / name
         path.write_text(text)
         return path
 
-    def library(self, name: str, sources: Sequence[Path], *options: str) -> None:
-        """Compile and link one shared object."""
-        _run([
-            self.compiler, *_FLAGS, *_LINK, f"-I{NATIVE}", f"-I{FAKE}", f"-I{self.folder}",
-            f'-DALLOT_PREFIX="{self.prefix}"', "-o", str(self.folder / name),
-            *map(str, sources), *options, "-ldl",
-        ])  # fmt: skip
+    def compiled(self, source: Path, *defines: str) -> Future[Path]:
+        """The object of a source; each is compiled once."""
+        key = (source, defines)
+        if key not in self._objects:
+            target = self.folder / f"{len(self._objects)}.o"
+            self._objects[key] = self.pool.submit(self._compile, source, target, defines)
+        return self._objects[key]
 
-    def stub(self, name: str) -> Path:
-        """An empty library whose own name is the absolute path of the real one."""
-        path = self.folder / f"stub-{name}.so"
+    def _compile(self, source: Path, target: Path, defines: Sequence[str]) -> Path:
         _run([
-            self.compiler, "-shared", "-fPIC", "-nostdlib",
-            f"-Wl,-soname,{self.prefix}/{name}.real", "-o", str(path), str(self.folder / "empty.c"),
+            self.compiler, *_FLAGS, f"-I{NATIVE}", f"-I{FAKE}", f"-I{self.folder}",
+            f'-DALLOT_PREFIX="{self.prefix}"', *defines, "-c", str(source), "-o", str(target),
         ])  # fmt: skip
+        return target
+
+    def link(self, name: str, objects: Sequence[Future[Path]], *options: str) -> None:
+        """Link one shared object."""
+        files = [str(each.result()) for each in objects]
+        path = str(self.folder / name)
+        _run([self.compiler, *_LINK, "-pthread", "-o", path, *files, *options, "-ldl"])
+
+    def stub(self, name: str) -> str:
+        """An empty library whose own name is the absolute path of the real one."""
+        path = str(self.folder / f"stub-{name}.so")
+        soname = f"-Wl,-soname,{self.prefix}/{name}.real"
+        empty = str(self.compiled(self.folder / "empty.c").result())
+        _run([self.compiler, "-shared", "-nostdlib", soname, "-o", path, empty])
         return path
 
 
-def _native(names: Sequence[str]) -> list[Path]:
-    return [NATIVE / f"{name}.c" for name in names]
-
-
-def _fake(names: Sequence[str]) -> list[Path]:
-    return [FAKE / f"{name}.c" for name in names]
-
-
 def _compile_all(found: str, prefix: str, folder: Path) -> None:
-    shop = _Workshop(found, prefix, folder)
-    hooks = {
-        name: shop.write(f"hooks_{name}.c", symbols.hooks_source(name)) for name in ("cuda", "nvml")
-    }
-    for name in hooks:
-        shop.write(f"rules_{name}.h", symbols.rules_header(name))
-    shop.write("empty.c", "")
-    fake_rows = shop.write("fake_rows.c", symbols.fake_source())
-    fake = [*_fake(_FAKE_COMMON), *_native(("region", "limits"))]
-    jobs: list[Callable[[], None]] = [
-        partial(_proxy, shop, "libcuda", hooks["cuda"], _CUDA, "-DALLOT_NO_NVML"),
-        partial(_proxy, shop, "libnvidia-ml", hooks["nvml"], ("nvml",), "-DALLOT_NO_CUDA"),
-        partial(
-            shop.library,
-            "liballot-preload.so",
-            [*_native((*_COMMON, *_CUDA, "nvml", "preload")), *hooks.values()],
-            "-DALLOT_PRELOAD", "-DALLOT_BESIDE",
-        ),
-        partial(
-            shop.library, "fake-libcuda.so", [*_fake(_FAKE_CUDA), *fake, fake_rows],
-            "-Wl,-Bsymbolic", "-Wl,-soname,libcuda.so.1",
-        ),
-        partial(
-            shop.library, "fake-libnvidia-ml.so", [FAKE / "libnvidia_ml.c", *fake],
-            "-Wl,-Bsymbolic", "-Wl,-soname,libnvidia-ml.so.1",
-        ),
-        partial(
-            shop.library, "libregion.so", _native(("region", "limits")), "-fvisibility=default"
-        ),
-    ]  # fmt: skip
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for outcome in [pool.submit(job) for job in jobs]:
-            outcome.result()
+        shop = _Workshop(found, prefix, folder, pool)
+        _link_all(shop)
+    for left_over in folder.glob("*.o"):
+        left_over.unlink()
 
 
-def _proxy(shop: _Workshop, name: str, hooks: Path, rules: Sequence[str], *options: str) -> None:
-    library = "cuda" if name == "libcuda" else "nvml"
-    names = shop.write(f"{library}.map", symbols.exports(library))
-    shop.library(
-        f"{name}.so.1",
-        [*_native((*_COMMON, *rules)), hooks],
-        *options,
-        f"-Wl,-soname,{name}.so.1", f"-Wl,--version-script={names}",
+def _link_all(shop: _Workshop) -> None:
+    for library in ("cuda", "nvml"):
+        shop.write(f"rules_{library}.h", symbols.rules_header(library))
+        shop.write(f"{library}.map", symbols.exports(library))
+    shop.write("empty.c", "")
+    hooks = {
+        library: shop.compiled(shop.write(f"hooks_{library}.c", symbols.hooks_source(library)))
+        for library in ("cuda", "nvml")
+    }
+    fake_rows = shop.compiled(shop.write("fake_rows.c", symbols.fake_source()))
+    common = [shop.compiled(NATIVE / f"{name}.c") for name in _COMMON]
+    accounting = [shop.compiled(NATIVE / f"{name}.c") for name in ("region", "limits")]
+    cuda = [shop.compiled(NATIVE / f"{name}.c") for name in _CUDA]
+    nvml = shop.compiled(NATIVE / "nvml.c")
+    session, real = NATIVE / "session.c", NATIVE / "real.c"
+    driver = shop.compiled(FAKE / "driver.c")
+    fakes = [shop.compiled(FAKE / f"{name}.c") for name in _FAKE_CUDA]
+    fake_nvml = shop.compiled(FAKE / "libnvidia_ml.c")
+    in_place = shop.compiled(session)
+    real_cuda = shop.compiled(real, "-DALLOT_NO_NVML")
+    real_nvml = shop.compiled(real, "-DALLOT_NO_CUDA")
+    preloaded = [
+        shop.compiled(session, "-DALLOT_BESIDE"),
+        shop.compiled(real, "-DALLOT_PRELOAD"),
+        shop.compiled(NATIVE / "preload.c"),
+    ]
+    _link_proxy(shop, "libcuda", "cuda", [*common, in_place, real_cuda, *cuda, hooks["cuda"]])
+    _link_proxy(shop, "libnvidia-ml", "nvml", [*common, in_place, real_nvml, nvml, hooks["nvml"]])
+    shop.link("liballot-preload.so", [*common, *preloaded, *cuda, nvml, *hooks.values()])
+    shop.link(
+        "fake-libcuda.so", [*fakes, driver, *accounting, fake_rows],
+        "-Wl,-Bsymbolic", "-Wl,-soname,libcuda.so.1",
+    )  # fmt: skip
+    shop.link(
+        "fake-libnvidia-ml.so", [fake_nvml, driver, *accounting],
+        "-Wl,-Bsymbolic", "-Wl,-soname,libnvidia-ml.so.1",
+    )  # fmt: skip
+    visible = [
+        shop.compiled(NATIVE / f"{name}.c", "-fvisibility=default") for name in ("region", "limits")
+    ]
+    shop.link("libregion.so", visible)
+
+
+def _link_proxy(shop: _Workshop, name: str, library: str, objects: Sequence[Future[Path]]) -> None:
+    shop.link(
+        f"{name}.so.1", objects,
+        f"-Wl,-soname,{name}.so.1", f"-Wl,--version-script={shop.folder / f'{library}.map'}",
         # No symbol of it is used: without this the linker drops it silently.
-        "-Wl,--no-as-needed", str(shop.stub(name)),
+        "-Wl,--no-as-needed", shop.stub(name),
     )  # fmt: skip

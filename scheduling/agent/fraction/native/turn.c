@@ -33,8 +33,8 @@ static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t begun = PTHREAD_COND_INITIALIZER;
 static _Atomic int num_captures;
 static struct {
-    int fd, is_held, is_watched, is_off, gpu;
-    uint64_t began, until, idle_since;
+    int fd, is_held, is_off, is_busy;
+    uint64_t began, until;
     _Atomic uint64_t last_launch;
     CUcontext context;
 } turn[ALLOT_MAX_GPUS];
@@ -192,6 +192,7 @@ static void *watcher(void *argument)
             end_turn(session, gpu, now - last <= QUANTUM_NS / 4);
         if (!turn[gpu].is_held && now > last + 20 * QUANTUM_NS) {
             lock(turn[gpu].fd, F_UNLCK, BUSY_BYTES + own_slot(session, gpu));
+            turn[gpu].is_busy = 0;
             while (now_ns() > atomic_load(&turn[gpu].last_launch) + 20 * QUANTUM_NS)
                 pthread_cond_wait(&begun, &mutex);
         }
@@ -215,43 +216,68 @@ static int open_file(allot_session *session, int gpu)
     return !turn[gpu].is_off;
 }
 
+/* The first launch after some idle time: begins where the others are. */
+static void be_busy(int gpu, unsigned own)
+{
+    int fd = turn[gpu].fd;
+    int has_busy_sibling = locked_from(fd, BUSY_BYTES + own, BUSY_BYTES + own + 1) >= 0;
+    turn[gpu].is_busy = 1;
+    lock(fd, F_RDLCK, BUSY_BYTES + own);
+    if (has_busy_sibling)
+        return;
+    account mine = read_account(fd, own);
+    catch_up(fd, own, &mine);
+    write_account(fd, own, &mine);
+}
+
+/* One try: whether the turn is ours now; else how long to wait before the next. */
+static int try_turn(allot_session *session, int gpu, unsigned own, uint64_t *pause)
+{
+    int fd = turn[gpu].fd;
+    account mine = read_account(fd, own);
+    *pause = LOOK_EVERY_NS;
+    if (!is_next(fd, own, mine.virtual_ns) || !lock(fd, F_WRLCK, TURN_BYTE))
+        return 0;
+    /* Only who has the turn writes its session's account. */
+    mine = read_account(fd, own);
+    uint64_t early = too_early_ns(session, gpu, &mine, now_ns());
+    if (early) {
+        lock(fd, F_UNLCK, TURN_BYTE);
+        *pause = early < QUANTUM_NS ? early : QUANTUM_NS;
+        return -1;
+    }
+    write_account(fd, own, &mine);
+    return 1;
+}
+
 static void begin_turn(allot_session *session, int gpu)
 {
-    int fd = turn[gpu].fd, is_mine = 0;
     unsigned own = own_slot(session, gpu);
-    uint64_t asked = now_ns();
-    account mine = read_account(fd, own);
-    if (lock(fd, F_RDLCK, BUSY_BYTES + own) && locked_from(fd, BUSY_BYTES + own, BUSY_BYTES + own + 1) < 0)
-        catch_up(fd, own, &mine);
-    write_account(fd, own, &mine);
-    lock(fd, F_RDLCK, WAITING_BYTES + own);
-    for (uint64_t now = asked; !is_mine && now - asked < PATIENCE_NS; now = now_ns()) {
-        mine = read_account(fd, own);
-        uint64_t early = too_early_ns(session, gpu, &mine, now);
-        if (early) {
-            asked = now;
-            pthread_mutex_unlock(&mutex);
-            pause_ns(early < QUANTUM_NS ? early : QUANTUM_NS);
-            pthread_mutex_lock(&mutex);
-            continue;
-        }
-        if (is_next(fd, own, mine.virtual_ns) && lock(fd, F_WRLCK, TURN_BYTE)) {
-            is_mine = 1;
-            write_account(fd, own, &mine);
+    uint64_t asked = now_ns(), pause;
+    int is_mine = 0;
+    if (!turn[gpu].is_busy)
+        be_busy(gpu, own);
+    lock(turn[gpu].fd, F_RDLCK, WAITING_BYTES + own);
+    while (is_mine <= 0 && !turn[gpu].is_held && now_ns() - asked < PATIENCE_NS) {
+        is_mine = try_turn(session, gpu, own, &pause);
+        if (is_mine > 0)
             break;
+        if (is_mine < 0) {
+            /* Not its time yet: nobody else need wait for it. */
+            lock(turn[gpu].fd, F_UNLCK, WAITING_BYTES + own);
+            asked = now_ns();
         }
         pthread_mutex_unlock(&mutex);
-        pause_ns(LOOK_EVERY_NS);
+        pause_ns(pause);
         pthread_mutex_lock(&mutex);
-        if (turn[gpu].is_held)
-            break;
+        lock(turn[gpu].fd, F_RDLCK, WAITING_BYTES + own);
     }
-    lock(fd, F_UNLCK, WAITING_BYTES + own);
-    if (is_mine) {
-        turn[gpu].is_held = 1;
+    lock(turn[gpu].fd, F_UNLCK, WAITING_BYTES + own);
+    if (is_mine > 0) {
         turn[gpu].began = now_ns();
         turn[gpu].until = turn[gpu].began + QUANTUM_NS;
         ALLOT_DRIVER(cuCtxGetCurrent, (CUcontext *), &turn[gpu].context);
+        __atomic_store_n(&turn[gpu].is_held, 1, __ATOMIC_RELEASE);
     }
 }
 

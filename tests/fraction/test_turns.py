@@ -1,0 +1,160 @@
+"""Compute share: GPU time in proportion to fractions, between sessions and alone."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from scheduling.agent.fraction.limits import GpuLimit
+from scheduling.agent.fraction.region import Region
+from tests.fraction.world import GIB, UUIDS, Asked, World
+
+pytestmark = pytest.mark.alone
+
+MakeWorld = Callable[..., World]
+KERNEL_NS = 1_000_000
+MEASURED_S = 4.0
+# For all processes to be ready.
+STARTS_S = 2.0
+# Of the issue: within three points of a hundred.
+TOLERANCE = 0.03
+
+
+class Sessions:
+    """Sessions on one device of a fake machine, each with the library that has its own limits."""
+
+    def __init__(self, world: World, stack: ExitStack) -> None:
+        self.world, self.stack = world, stack
+        self.turns = world.prefix / "turns"
+        self.turns.write_bytes(b"")
+        self.count = 0
+
+    def folder(self, gpu_milli: int, *, is_strict: bool) -> Path:
+        folder = self.world.prefix / f"session-{self.count}"
+        folder.mkdir()
+        for name, source in (
+            ("libcuda.so.1", self.world.libraries.fake_cuda),
+            ("preload.so", self.world.libraries.preload),
+            ("driver.conf", self.world.prefix / "driver.conf"),
+        ):
+            (folder / name).write_bytes(source.read_bytes())
+        limit = GpuLimit(
+            UUIDS[0], GIB, gpu_milli, share_file=str(self.turns), share_slot=self.count
+        )
+        session = World(
+            folder, self.world.libraries, limits=(limit,), is_strict=is_strict,
+            session=str(self.count),
+        )  # fmt: skip
+        session.write_limits()
+        Region.create(session.region.path, (limit,))
+        self.count += 1
+        return folder
+
+    def spin(
+        self,
+        gpu_milli: int,
+        until_s: float,
+        *,
+        measured_s: float = MEASURED_S,
+        is_strict: bool = False,
+        folder: Path | None = None,
+    ) -> Asked:
+        """A process that keeps the device busy for a while before a time."""
+        folder = folder or self.folder(gpu_milli, is_strict=is_strict)
+        steps = (["start"], ["spin", KERNEL_NS, until_s - measured_s, until_s])
+        return self.stack.enter_context(
+            self.world.asking(
+                *steps, LD_LIBRARY_PATH=str(folder), LD_PRELOAD=str(folder / "preload.so")
+            )
+        )
+
+
+@pytest.fixture
+def sessions(make_world: MakeWorld) -> Iterator[Sessions]:
+    with ExitStack() as stack:
+        yield Sessions(make_world(), stack)
+
+
+def spun(asked: Asked) -> tuple[int, float]:
+    """Kernels, and seconds from the first launch on."""
+    count, seconds = asked.answers()[1]  # type: ignore[misc]
+    return count, seconds
+
+
+def counts(*asked: Asked) -> list[int]:
+    return [spun(each)[0] for each in asked]
+
+
+def shares(*asked: Asked) -> list[float]:
+    found = counts(*asked)
+    return [count / sum(found) for count in found]
+
+
+@pytest.mark.parametrize(
+    "millis",
+    [(500, 500), (333,) * 3, (500, 333), (200, 800), (200,) * 5, (500, 300, 200)],
+    ids=lambda millis: "-".join(map(str, millis)),
+)
+def test_under_contention_each_gets_its_part_of_the_time(
+    sessions: Sessions, millis: tuple[int, ...]
+) -> None:
+    until_s = time.monotonic() + STARTS_S + MEASURED_S
+    found = shares(*[sessions.spin(milli, until_s) for milli in millis])
+    wanted = [milli / sum(millis) for milli in millis]
+    assert found == pytest.approx(wanted, abs=TOLERANCE)
+
+
+def test_in_fair_mode_a_session_alone_may_use_all(sessions: Sessions) -> None:
+    count, seconds = spun(sessions.spin(200, time.monotonic() + STARTS_S + MEASURED_S))
+    assert count * KERNEL_NS / 1e9 / seconds > 0.9
+
+
+@pytest.mark.parametrize("milli", [500, 333, 200])
+def test_in_strict_mode_a_session_alone_gets_its_part(sessions: Sessions, milli: int) -> None:
+    asked = sessions.spin(milli, time.monotonic() + STARTS_S + MEASURED_S, is_strict=True)
+    count, seconds = spun(asked)
+    assert count * KERNEL_NS / 1e9 / seconds == pytest.approx(milli / 1000, abs=TOLERANCE)
+
+
+def test_processes_of_one_session_share_its_part(sessions: Sessions) -> None:
+    until_s = time.monotonic() + STARTS_S + MEASURED_S
+    folder = sessions.folder(500, is_strict=False)
+    found = shares(
+        sessions.spin(500, until_s, folder=folder),
+        sessions.spin(500, until_s, folder=folder),
+        sessions.spin(500, until_s),
+    )
+    assert found[2] == pytest.approx(0.5, abs=TOLERANCE)
+
+
+def test_who_comes_later_has_no_credit_from_its_idle_time(sessions: Sessions) -> None:
+    until_s = time.monotonic() + STARTS_S + 2 + MEASURED_S
+    first = sessions.spin(500, until_s, measured_s=2 + MEASURED_S)
+    one, two = counts(first, sessions.spin(500, until_s))
+    assert two / (two + one - 2e9 / KERNEL_NS) == pytest.approx(0.5, abs=TOLERANCE + 0.02)
+
+
+def test_a_killed_holder_passes_the_turn_on(sessions: Sessions) -> None:
+    until_s = time.monotonic() + STARTS_S + MEASURED_S
+    killed = [sessions.spin(500, until_s + 60, measured_s=60 + MEASURED_S) for _ in range(2)]
+    stays = sessions.spin(500, until_s)
+    time.sleep(STARTS_S + MEASURED_S / 2)
+    for each in killed:
+        os.kill(each.pid, 9)
+    (count,) = counts(stays)
+    assert count * KERNEL_NS / 1e9 > 0.85 * MEASURED_S / 2
+
+
+def test_a_file_that_somebody_cut_short_stops_nobody(sessions: Sessions) -> None:
+    until_s = time.monotonic() + STARTS_S + 2
+    asked = [sessions.spin(500, until_s, measured_s=2) for _ in range(2)]
+    time.sleep(STARTS_S)
+    for _ in range(10):
+        time.sleep(0.15)
+        os.truncate(sessions.turns, 0)
+    assert min(counts(*asked)) > 100
