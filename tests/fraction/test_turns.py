@@ -82,8 +82,9 @@ def sessions(make_world: MakeWorld) -> Iterator[Sessions]:
 
 def spun(asked: Asked) -> tuple[int, float]:
     """Kernels, and seconds from the first launch on."""
-    count, seconds = asked.answers()[1]  # type: ignore[misc]
-    return count, seconds
+    answer = asked.answers()[1]
+    assert isinstance(answer, list)
+    return answer[0], answer[1]
 
 
 def counts(*asked: Asked) -> list[int]:
