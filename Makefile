@@ -70,7 +70,8 @@ lint: setup ## Style, types, import contracts, settings
 	@$(PY) -m mypy
 	@ALLOT_PUBLIC_URL=https://allot.example $(PY) manage.py check --deploy --fail-level WARNING
 
-gpu-check: setup ## Check what needs an NVIDIA GPU, and print a table
+gpu-check: setup ## Check fractions and Swap on this machine's NVIDIA GPU, and print a table
+	@$(PY) -m scheduling.agent.fraction.gpu_check
 	@$(PY) -m pytest -m gpu -p no:randomly -v -rsfE
 
 lock: $(VENV)/.installed ## Compile the lock files anew after pyproject.toml has changed

@@ -1,11 +1,12 @@
 """What this machine offers Allot and lacks; each thing is tried, not looked up.
 
 A finding that lacks something carries its remedy. Only some are required: without a GPU,
-namespaces or cgroups Allot runs, with less. No Django here.
+namespaces or cgroups Allot runs, with less. No question to a database.
 """
 
 import ctypes
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -22,16 +23,16 @@ import redis
 from scheduling.agent import isolation
 from scheduling.agent.cgroups import Limits, detect
 from scheduling.agent.folders import Folders
+from scheduling.agent.fraction import build
+from scheduling.agent.fraction.mechanism import CHECKPOINT_DRIVER, TURING, Facts, choose
+from scheduling.agent.fraction.simulated import DRIVER
 from scheduling.management import embedded
+from scheduling.texts.mechanisms import describe_fraction, describe_swap
 
 # Debian and Ubuntu name it differently.
 CHROMIUM_NAMES = ("chromium", "chromium-browser", "google-chrome")
 # Below this a checkpoint or two fill the disk.
 MIN_FREE_GIB = 5
-# Driver releases that brought fractions by the driver itself, and moving a process's memory.
-FRACTION_DRIVER, SWAP_DRIVER = 615, 570
-# Turing: the oldest architecture with the driver's own fractions.
-FRACTION_CAPABILITY = (7, 5)
 # An unprivileged user; nobody in particular.
 OTHER_UID = 65534
 TRY_LIMIT_S = 20.0
@@ -75,6 +76,7 @@ class _Gpu:
     name: str
     driver: int
     capability: tuple[int, int]
+    has_mig: bool
 
 
 def examine(installation: Installation) -> Iterator[Finding]:
@@ -87,8 +89,7 @@ def examine(installation: Installation) -> Iterator[Finding]:
     yield _clock()
     with _nvml() as gpus:
         yield _gpus(gpus)
-        yield _fractions(gpus)
-        yield _swap(gpus)
+        yield from _mechanisms(gpus, installation)
     yield _cgroups()
     yield from _namespaces()
     yield _identities()
@@ -224,7 +225,11 @@ def _nvml() -> Iterator[list[_Gpu]]:
 def _gpu(index: int, driver: int) -> _Gpu:
     handle = pynvml.nvmlDeviceGetHandleByIndex(index)
     capability: Any = pynvml.nvmlDeviceGetCudaComputeCapability(handle)  # pynvml has no types
-    return _Gpu(pynvml.nvmlDeviceGetName(handle), driver, tuple(capability))
+    try:
+        has_mig = pynvml.nvmlDeviceGetMigMode(handle)[0] == 1
+    except pynvml.NVMLError:
+        has_mig = False
+    return _Gpu(pynvml.nvmlDeviceGetName(handle), driver, tuple(capability), has_mig)
 
 
 def _gpus(gpus: list[_Gpu]) -> Finding:
@@ -238,32 +243,39 @@ def _gpus(gpus: list[_Gpu]) -> Finding:
     )
 
 
-def _fractions(gpus: list[_Gpu]) -> Finding:
-    if not gpus:
-        text = "on simulated devices: declared, and shown by the agent's own nvidia-smi"
-        return Finding("fractions", True, text)
-    by_driver = all(
-        gpu.driver >= FRACTION_DRIVER and gpu.capability >= FRACTION_CAPABILITY for gpu in gpus
+def _mechanisms(gpus: list[_Gpu], installation: Installation) -> Iterator[Finding]:
+    """What holds fractions here and what swaps, as the agent chooses it; the latter without why."""
+    found = isolation.probe(Folders(installation.var, installation.run))
+    hierarchy = found.cgroups
+    try:
+        can_build = bool(build.compiler() or build.build(installation.var / "doctor"))
+    except build.BuildError:
+        can_build = False
+    facts = Facts(
+        driver=min((gpu.driver for gpu in gpus), default=int(DRIVER.split(".")[0])),
+        capability=min((gpu.capability for gpu in gpus), default=TURING),
+        has_mig=any(gpu.has_mig for gpu in gpus),
+        has_cgroup_v2=hierarchy is not None and hierarchy.version == 2,
+        can_mount=found.has_namespaces,
+        can_build=can_build,
+        is_x86=platform.machine() == "x86_64",
     )
-    return Finding(
+    if hierarchy is not None:
+        hierarchy.leave()
+    choice = choose(facts)
+    where = "" if gpus else "on simulated devices: "
+    yield Finding(
         "fractions",
-        by_driver,
-        "the driver can hold each workload to its share"
-        if by_driver
-        else "this driver or architecture cannot hold a workload to its share by itself",
-        f"driver {FRACTION_DRIVER} or newer on Turing or newer; elsewhere a cooperative library",
+        choice.fraction != "none",
+        where
+        + describe_fraction(choice.fraction, choice.fraction_note, shares_time=choice.shares_time),
+        "apt-get install gcc libc6-dev, for the library that holds workloads to their share",
     )
-
-
-def _swap(gpus: list[_Gpu]) -> Finding:
-    can_swap = bool(gpus) and all(gpu.driver >= SWAP_DRIVER for gpu in gpus)
-    return Finding(
+    yield Finding(
         "Swap",
-        can_swap,
-        "the driver can move a process's device memory"
-        if can_swap
-        else "no driver here can move a process's device memory",
-        f"NVIDIA driver {SWAP_DRIVER} or newer",
+        choice.swap != "none",
+        where + describe_swap(choice.swap, choice.swap_note),
+        f"NVIDIA driver {CHECKPOINT_DRIVER} or newer, and no MIG",
     )
 
 
