@@ -37,7 +37,7 @@ MIN_GAP_S = 0.9
 """Between two messages of squares, so that scrolling makes no more of them."""
 MAX_MESSAGES = 40
 PER_S = 10.0
-OPEN_TOPICS = frozenset({live.NODES_TOPIC, live.QUEUE_TOPIC})
+OPEN_TOPICS = frozenset({live.NODES_TOPIC, live.QUEUE_TOPIC, live.CLUSTER_TOPIC})
 OPEN_SUBJECTS = ("node:", "device:")
 
 Message = dict[str, Any]  # JSON of several shapes
@@ -74,6 +74,7 @@ class LiveConsumer(AsyncJsonWebsocketConsumer):
         self.flood = Flood()
         self.is_hidden = False
         self.screens = watching.screens()
+        self.teller: asyncio.Task[None] | None = None
         self.user = self.scope.get("user")
         if not isinstance(self.user, User) or not self.user.is_active:
             # Accepted first: of a refused handshake a browser learns no code.
@@ -89,6 +90,7 @@ class LiveConsumer(AsyncJsonWebsocketConsumer):
         for topic in self.topics:
             await self.channel_layer.group_discard(group_of(topic), self.channel_name)
         await self.screens.leave(self)
+        await self._tell_sums(False)
 
     async def receive_json(self, content: Any, **_kwargs: Any) -> None:  # whatever a browser sends
         if self.flood.has_come():
@@ -121,6 +123,31 @@ class LiveConsumer(AsyncJsonWebsocketConsumer):
         subjects = frozenset(filter(None, map(samples.subject_of, wanted)))
         shown = watching.NOTHING if self.is_hidden else watching.Shown(subjects=subjects)
         self.screens.show(self, shown)
+        await self._tell_sums(live.CLUSTER_TOPIC in wanted and not self.is_hidden)
+
+    async def _tell_sums(self, is_wanted: bool) -> None:
+        """Begin or end to tell once a second how much of the cluster is held and used."""
+        if is_wanted and self.teller is None:
+            viewer = streams.Viewer(frozenset())
+            streams.board().join(viewer)
+            self.teller = asyncio.create_task(self._tell_forever(viewer))
+        elif not is_wanted and self.teller is not None:
+            teller, self.teller = self.teller, None
+            teller.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await teller
+
+    async def _tell_forever(self, viewer: streams.Viewer) -> None:
+        board = streams.board()
+        try:
+            while True:
+                await viewer.fresh.wait()
+                viewer.fresh.clear()
+                if (sums := board.sums()) is not None:
+                    message = {"type": "samples", "topic": live.CLUSTER_TOPIC, **sums}
+                    self._news(live.CLUSTER_TOPIC, message)
+        finally:
+            await board.leave(viewer)
 
     async def live_changed(self, event: Message) -> None:
         self._news(event["topic"], {"type": "changed", "topic": event["topic"]})

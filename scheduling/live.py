@@ -15,6 +15,8 @@ from django.db import transaction
 
 NODES_TOPIC = "nodes"
 QUEUE_TOPIC = "queue"
+CLUSTER_TOPIC = "cluster"
+"""Once a second how many GPUs are held and used, for whoever listens (`scheduling.streams`)."""
 
 
 def workload_topic(workload_id: uuid.UUID | str) -> str:

@@ -187,6 +187,17 @@ class Board:
             f'"parts":{{{",".join(parts)}}},"heard":{{{",".join(heard)}}},"totals":{sums}}}'
         )
 
+    def sums(self) -> dict[str, object] | None:
+        """The whole cluster in GPUs, as a sample of charts; None while nothing is known."""
+        if self.picture is None:
+            return None
+        totals = self.picture.totals
+        used = None if totals.used is None else totals.used / squares.DEVICE_MILLI
+        return {
+            "at": self.picture.at.timestamp(),
+            "values": {"gpu_held": totals.held / squares.DEVICE_MILLI, "gpu_used": used},
+        }
+
     def _uses(self, node: int, seen: int) -> str:
         if seen >= self.version:
             return ""

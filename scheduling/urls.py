@@ -16,6 +16,7 @@ from scheduling.views import (
     projects,
     queue,
     sessions,
+    sum_charts,
     why,
 )
 from scheduling.views import workload as workload_views
@@ -35,6 +36,11 @@ urlpatterns = [
     path("workloads/<uuid:workload_id>/why", why.why_workload, name="why-workload"),
     path("workloads/<uuid:workload_id>/what-if", why.what_if, name="what-if"),
     path("workloads/<uuid:workload_id>/series", workload_views.series, name="workload-series"),
+    path(
+        "workloads/<uuid:workload_id>/cost/series",
+        sum_charts.workload_cost_series,
+        name="workload-cost-series",
+    ),
     path("workloads/<uuid:workload_id>/stop", workload_views.stop, name="stop"),
     path("workloads/<uuid:workload_id>/retry", workload_views.retry, name="retry"),
     path("workloads/<uuid:workload_id>/checkpoint", workload_views.checkpoint, name="checkpoint"),
@@ -48,6 +54,8 @@ urlpatterns = [
     path("nodes/<str:name>", nodes.node, name="node"),
     path("nodes/<str:name>/cordon", nodes.cordon, name="cordon"),
     path("nodes/<str:name>/uncordon", nodes.uncordon, name="uncordon"),
+    path("nodes/<str:name>/cost/series", sum_charts.node_cost_series, name="node-cost-series"),
+    path("cluster/series", sum_charts.cluster_series, name="cluster-series"),
     path("analytics", analytics.analytics, name="analytics"),
     path("analytics/csv", analytics.analytics_csv, name="analytics-csv"),
     path("cost", cost.cost, name="cost"),

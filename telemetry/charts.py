@@ -158,6 +158,99 @@ def chart_of(specs: Sequence[LineSpec], view: View) -> Chart:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A line whose points are known already.
+
+    Attributes:
+        topic: Whose samples go on with it.
+        metric: The value of a sample that it takes; empty where the sample only tells the time, and
+            the line goes on by itself: `amount` at its last point, `per_hour` more since.
+    """
+
+    line: Line
+    topic: str = ""
+    metric: str = ""
+    amount: float = 0.0
+    per_hour: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """What stands around a chart of ready lines; `id` is unique on its page."""
+
+    id: str
+    title: str
+    sentence: str
+    unit: str
+
+
+def chart_from(
+    words: Words,
+    ready: Sequence[Ready],
+    view: View,
+    *,
+    changes_with: str = "",
+    is_lazy: bool = False,
+) -> Chart:
+    """A chart of ready lines.
+
+    Args:
+        words: Around it.
+        ready: Its lines.
+        view: Its period; `source` answers with it again.
+        changes_with: Topic whose changes mean that all of it must be read again.
+        is_lazy: The lines are only named here; the page reads them once it is there.
+    """
+    until = view.clock()
+    frame = Frame(
+        until - timedelta(minutes=view.minutes), until, _zone(view.zone), words.unit, None
+    )
+    topics = [one.topic for one in ready if one.topic] + ([changes_with] if changes_with else [])
+    return Chart(
+        id=words.id,
+        title=words.title,
+        sentence=words.sentence,
+        unit=words.unit,
+        zone=zone_label(frame.zone, until),
+        is_simulated=view.is_simulated,
+        has_data=any(value is not None for one in ready for _, value in one.line.points),
+        topics=tuple(dict.fromkeys(topics)),
+        payload={
+            "figure": figure([one.line for one in ready], frame),
+            "lines": [_going_on(one, until) for one in ready],
+            "zone": frame.zone.key,
+            "minutes": view.minutes,
+            "gap_s": _GAP_DISTANCES * max(60, history.width_for(until - frame.since)),
+            "source": view.source,
+            "changes_with": changes_with,
+            "is_lazy": is_lazy,
+            "labels": {
+                "time": gettext("Time"),
+                "no_data": gettext("no data"),
+                "unit": words.unit,
+            },
+        },
+    )
+
+
+def _going_on(ready: Ready, until: datetime) -> dict[str, Any]:
+    points = ready.line.points
+    found: dict[str, Any] = {
+        "topic": ready.topic,
+        "metric": ready.metric,
+        "scale": 1.0,
+        "last_at": points[-1][0].timestamp() if points else None,
+    }
+    if not ready.metric:
+        found |= {
+            "amount": ready.amount,
+            "per_hour": ready.per_hour,
+            "amount_at": until.timestamp(),
+        }
+    return found
+
+
 def _common_unit(specs: Sequence[LineSpec], words: Sequence[MetricWords]) -> Unit:
     if not words:
         raise ChartError("metric", "is missing: a chart needs at least one")

@@ -1,12 +1,11 @@
 """What work costs: allocated GPUs, cores and GiB over time, at their node type's prices.
 
-Exact decimals all the way; whoever shows an amount rounds it, nobody else. In this step a node
-type has one price; a history of prices makes several intervals of one (`running_cost` adds them).
+Exact decimals; whoever shows an amount rounds it, nobody else. What something cost over time, with
+all its prices, is told by `scheduling.costs`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
@@ -24,18 +23,6 @@ class Prices(Protocol):
     gpu_price_per_hour: Decimal
     cpu_price_per_hour: Decimal
     memory_price_per_hour: Decimal
-
-
-@dataclass(frozen=True, slots=True)
-class Interval:
-    """Resources held from one time to another; `ended_at` is None while they are held."""
-
-    node_type: str
-    started_at: datetime
-    ended_at: datetime | None
-    gpu_milli: int
-    cpu_milli: int
-    memory_mib: int
 
 
 def cost_per_hour(gpu_milli: int, cpu_milli: int, memory_mib: int, node_type: Prices) -> Decimal:
@@ -65,32 +52,6 @@ def cost_of(started_at: datetime, ended_at: datetime, per_hour: Decimal) -> Deci
     # Whole microseconds, so that nothing passes through a float.
     microseconds = (held.days * 86_400 + held.seconds) * 1_000_000 + held.microseconds
     return Decimal(max(0, microseconds)) / 1_000_000 / S_PER_HOUR * per_hour
-
-
-def running_cost(
-    intervals: Iterable[Interval], prices: Mapping[str, Prices], now: datetime
-) -> Decimal:
-    """Price of all intervals until now, those that still run included.
-
-    Raises:
-        KeyError: a node type has no prices.
-    """
-    return sum(
-        (
-            cost_of(
-                interval.started_at,
-                now if interval.ended_at is None else min(interval.ended_at, now),
-                cost_per_hour(
-                    interval.gpu_milli,
-                    interval.cpu_milli,
-                    interval.memory_mib,
-                    prices[interval.node_type],
-                ),
-            )
-            for interval in intervals
-        ),
-        Decimal(0),
-    )
 
 
 @dataclass(frozen=True, slots=True)

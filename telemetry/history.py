@@ -82,6 +82,17 @@ def read(subject: str, metrics: Sequence[str], since: datetime, until: datetime)
     )
 
 
+def devices_together(since: datetime, until: datetime) -> list[tuple[datetime, float | None]]:
+    """How many GPUs' worth all measured devices did, by minute; without data none counts."""
+    statement = sql.SQL(
+        "SELECT at, sum(gpu_util_percent) / 100 FROM {table}"
+        " WHERE at >= %s AND at < %s GROUP BY at ORDER BY at"
+    ).format(table=sql.Identifier(table_of(Kind.DEVICE, MINUTE)))
+    with connection.cursor() as cursor:
+        cursor.execute(statement, [since, until])
+        return [(at, value) for at, value in cursor.fetchall()]
+
+
 Row = tuple[Any, ...]
 """A time, then values. `Any`: the types of a row's columns differ."""
 

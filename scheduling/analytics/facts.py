@@ -6,11 +6,12 @@ there was: its devices one by one for GPUs, its node for cores and memory.
 
 from __future__ import annotations
 
+import uuid
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from django.db import connection
@@ -65,6 +66,17 @@ class Piece:
     cpu: float = 0.0
     memory_gib: float = 0.0
     is_device: bool = False
+
+    @property
+    def per_hour(self) -> float:
+        """What it costs an hour."""
+        price = self.price
+        return self.gpu * price.gpu + self.cpu * price.cpu + self.memory_gib * price.memory
+
+    @property
+    def cost(self) -> float:
+        """What it cost."""
+        return self.per_hour * (self.end - self.start) / 3600
 
 
 @dataclass(slots=True)
@@ -143,10 +155,15 @@ Ups = dict[str, list[tuple[float, float, str, str]]]
 """By device UUID, or `node:<id>`: (start, end, node, node type) while ready."""
 
 
-def _read_capacity(facts: Facts, prices: Prices, now: datetime) -> Ups:
-    rows = CapacityInterval.objects.filter(
+def _read_capacity(
+    facts: Facts, prices: Prices, now: datetime, nodes: Collection[int] | None = None
+) -> Ups:
+    intervals = CapacityInterval.objects.filter(
         Q(ended_at__isnull=True) | Q(ended_at__gt=facts.since), started_at__lt=facts.until
-    ).values_list(
+    )
+    if nodes is not None:
+        intervals = intervals.filter(node__in=nodes)
+    rows = intervals.values_list(
         "node_id",
         "node_type_id",
         "device",
@@ -189,6 +206,57 @@ def _known_until(last_report_at: datetime | None, now: datetime) -> datetime:
         return now
     return last_report_at
 
+
+@dataclass(frozen=True, slots=True)
+class Holders:
+    """Whose pieces are wanted; what is None is no condition.
+
+    Attributes:
+        owner: With projects: what is of this person counts too.
+    """
+
+    workloads: Collection[uuid.UUID] | None = None
+    nodes: Collection[int] | None = None
+    projects: Collection[int] | None = None
+    owner: int | None = None
+
+
+def held_by(who: Holders, since: datetime | None, now: datetime) -> Facts:
+    """What some workloads, or all on some nodes, held until now, by the same rules.
+
+    Args:
+        who: Whose.
+        since: From here on; None is from the beginning.
+        now: The present.
+    """
+    since = since or datetime(2000, 1, 1, tzinfo=UTC)
+    facts = Facts(since, now)
+    with connection.cursor() as cursor:
+        cursor.execute(
+            HELD
+            + " AND (%(workloads)s::uuid[] IS NULL OR allocation.workload_id = ANY(%(workloads)s))"
+            + " AND (%(nodes)s::integer[] IS NULL OR allocation.node_id = ANY(%(nodes)s))"
+            + " AND (%(projects)s::integer[] IS NULL OR workload.owner_id = %(owner)s"
+            + " OR allocation.project_id = ANY(%(projects)s))",
+            {
+                "since": since,
+                "until": now,
+                "workloads": None if who.workloads is None else list(who.workloads),
+                "nodes": None if who.nodes is None else list(who.nodes),
+                "projects": None if who.projects is None else list(who.projects),
+                "owner": who.owner,
+            },
+        )
+        rows = cursor.fetchall()
+    if rows:
+        prices = read_prices()
+        ups = _read_capacity(facts, prices, now, {row[_NODE] for row in rows})
+        for row in rows:
+            _add_held(facts, prices, ups, row)
+    return facts
+
+
+_NODE = 5
 
 HELD = """
 SELECT allocation.workload_id::text, allocation.project_id, workload.owner_id, workload.kind,

@@ -17,6 +17,7 @@ from django.utils.translation import gettext as _
 from django.views.decorators.http import require_POST, require_safe
 
 from projects import access
+from projects.models import User
 from scheduling import formats, texts
 from scheduling.bars import Bar
 from scheduling.live import NODES_TOPIC
@@ -26,8 +27,9 @@ from scheduling.services import nodes as services_nodes
 from scheduling.services.claims import GIVEN_UP_AFTER_S, rival_of
 from scheduling.texts import mechanisms
 from scheduling.views import bands
-from scheduling.views.charts import node_charts, range_of
+from scheduling.views.charts import Numbered, Range, node_charts, range_of
 from scheduling.views.pages import PageRequest, page
+from scheduling.views.sum_charts import node_cost_chart
 from telemetry.csp import allows_charts
 
 MAX_NODES = 200
@@ -136,7 +138,7 @@ def node(request: PageRequest, name: str) -> HttpResponse:
         "memory_bar": _memory_bar(row, memory),
         "range": chosen,
         # A part that asks for itself again has no charts: those hear of samples themselves.
-        "charts": [] if request.htmx else node_charts(row, devices, request.user.time_zone, chosen),
+        "charts": [] if request.htmx else _charts(row, devices, request.user, chosen),
         "bands": found[::-1],
         "bands_payload": bands.payload(found, devices, request.user.time_zone, now),
     }
@@ -164,6 +166,12 @@ def _change(request: PageRequest, name: str, change: Change, message: str) -> Ht
     change(row, actor=request.user)
     messages.success(request, message % {"name": row.name})
     return redirect("scheduling:node", row.name)
+
+
+def _charts(row: Node, devices: list[Device], user: User, chosen: Range) -> list[Numbered]:
+    found = node_charts(row, devices, user.time_zone, chosen)
+    # After the devices' own, before those of the machine.
+    return [*found[:1], node_cost_chart(row, user, chosen), *found[1:]]
 
 
 def _cards(

@@ -16,6 +16,8 @@ from scheduling.analytics import idle
 from scheduling.live import NODES_TOPIC, QUEUE_TOPIC
 from scheduling.models import Allocation, Workload
 from scheduling.views.pages import PageRequest, page
+from scheduling.views.sum_charts import cluster_charts
+from telemetry.csp import allows_charts
 
 NUM_RECENT = 6
 NUM_PROJECTS = 8
@@ -23,6 +25,7 @@ NUM_PROJECTS = 8
 
 @login_required
 @require_safe
+@allows_charts
 def overview(request: PageRequest) -> HttpResponse:
     """Tiles, own projects, node types, own recent work."""
     types = selectors.type_summaries()
@@ -42,6 +45,8 @@ def overview(request: PageRequest) -> HttpResponse:
         "projects": [(project, held.get(project.pk, [])) for project in mine],
         "recent": _recent(request.user),
         "now": timezone.now(),
+        # A part that asks for itself again has no charts: those hear of samples themselves.
+        "charts": [] if request.htmx else cluster_charts(request.user),
     }
     return page(request, "scheduling/overview.html", context)
 

@@ -32,10 +32,11 @@ from scheduling.models import (
 )
 from scheduling.selectors import examined_at, summed
 from scheduling.services import ActionRefusedError
-from scheduling.views.charts import range_of, workload_charts
+from scheduling.views.charts import Numbered, Range, range_of, workload_charts
 from scheduling.views.pages import PageRequest, page
 from scheduling.views.preferences import safe_next
 from scheduling.views.sessions import is_connectable
+from scheduling.views.sum_charts import workload_cost_chart
 from telemetry.csp import allows_charts
 from telemetry.views import series_response
 
@@ -99,10 +100,18 @@ def workload(request: PageRequest, workload_id: uuid.UUID) -> HttpResponse:
         "cost": costs.cost_now(row, now) if may_see_cost else None,
         "node_types": _titles(row),
         "range": range_of(request.GET),
-        "charts": workload_charts(row, request.user.time_zone, range_of(request.GET)),
+        "charts": _charts(row, request.user, range_of(request.GET)),
         "now": now,
     }
     return page(request, "scheduling/workload.html", context)
+
+
+def _charts(row: Workload, user: User, chosen: Range) -> list[Numbered]:
+    """What it uses and, for who may see that, costs; nothing before it has ever run."""
+    found = workload_charts(row, user.time_zone, chosen)
+    if found and access.may_see_cost(user, row):
+        found.insert(1, workload_cost_chart(row, user.time_zone, chosen))
+    return found
 
 
 def _titles(row: Workload) -> list[str]:

@@ -9,6 +9,7 @@
   const REDRAW_MS = 1000;
   const MAX_TABLE_ROWS = 300;
   const MAX_POINTS = 1000;
+  const CHANGES_MS = 4000;
   const charts = new Map();
 
   const token = (name) =>
@@ -53,6 +54,10 @@
     };
   };
 
+  // A line without a metric goes on by itself: a cost grows, a sample only tells how late it is.
+  const valueOf = (line, at, values) =>
+    line.metric ? values[line.metric] : line.amount + (Math.max(0, at - line.amount_at) / 3600) * line.per_hour;
+
   class Chart {
     constructor(figure) {
       this.figure = figure;
@@ -79,6 +84,17 @@
         this.isZoomed = false;
       });
       this.fillTable();
+      if (this.payload.is_lazy) this.readAgain();
+    }
+
+    // Something was taken or given back: the rate at which a cost grows is another.
+    changed(topic) {
+      if (!this.payload.changes_with || this.payload.changes_with !== topic || this.isWaiting) return;
+      this.isWaiting = true;
+      setTimeout(() => {
+        this.isWaiting = false;
+        if (!document.hidden) this.readAgain();
+      }, CHANGES_MS);
     }
 
     load(payload) {
@@ -107,7 +123,7 @@
       this.payload.lines.forEach((line, number) => {
         if (line.topic !== topic) return;
         isMine = true;
-        this.appendTo(number, at, values[line.metric], line.scale);
+        this.appendTo(number, at, valueOf(line, at, values), line.scale);
       });
       if (!isMine) return;
       this.newestAt = Math.max(this.newestAt || 0, at);
@@ -148,7 +164,7 @@
           payload.figure.data.forEach((trace, number) => {
             trace.name = this.payload.figure.data[number].name;
           });
-          this.load(payload);
+          this.load({ ...payload, is_lazy: false });
           this.redrawSoon();
         }
       } catch {
@@ -235,6 +251,9 @@
 
   document.addEventListener("allot:samples", ({ detail }) => {
     for (const chart of charts.values()) chart.append(detail);
+  });
+  document.addEventListener("allot:changed", ({ detail }) => {
+    for (const chart of charts.values()) chart.changed(detail.topic);
   });
   const catchUp = () => {
     if (document.hidden) return;

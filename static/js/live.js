@@ -72,6 +72,7 @@
       return;
     }
     if (message.type !== "changed") return;
+    document.dispatchEvent(new CustomEvent("allot:changed", { detail: message }));
     if (document.hidden) {
       missedWhileHidden = true;
       return;

@@ -250,17 +250,6 @@ class TestCost:
         assert cost.cost_of(UNTIL, half, Decimal(2)) == Decimal(1)
         assert cost.cost_of(half, UNTIL, Decimal(2)) == 0
 
-    def test_intervals_add_up_and_the_open_one_ends_now(self) -> None:
-        hour = timedelta(hours=1)
-        intervals = [
-            cost.Interval("t4", UNTIL - 3 * hour, UNTIL - hour, 1000, 0, 0),
-            cost.Interval("t4", UNTIL - hour, None, 500, 0, 0),
-        ]
-        total = cost.running_cost(intervals, {"t4": self.Prices()}, UNTIL)
-        assert total == Decimal("2.25")
-        parts = [cost.running_cost([i], {"t4": self.Prices()}, UNTIL) for i in intervals]
-        assert sum(parts) == total
-
     def test_the_page_holds_what_a_browser_needs_to_go_on(self) -> None:
         now = cost.CostNow(
             "1.23 RUB", Decimal("1.23456"), Decimal("0.5"), UNTIL, "telemetry:node:n"

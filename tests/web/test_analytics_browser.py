@@ -12,7 +12,8 @@ from django.utils import timezone
 from psycopg import sql
 
 from scheduling.agent.forward import SERVER_OPTIONS
-from scheduling.models import Node
+from scheduling.live import announce, workload_topic
+from scheduling.models import Node, Workload
 from telemetry.ingestion import ingest
 from telemetry.messages import Sample, SampleBatch
 from telemetry.partitions import MINUTE_TABLES, QUARTER_TABLES
@@ -186,4 +187,57 @@ def test_bands_stand_below_the_charts_and_follow_their_range(site: Site, past: P
         f" 'xaxis.range[1]': '2100-01-01'}})"
     )
     visit.page.wait_for_function(f"() => ({band}).width < {before} / 2", timeout=LOOK_MS)
+    assert visit.said == []
+
+
+def last_of(chart: str, line: int) -> str:
+    """The newest value of a chart's line, as an expression."""
+    return f"document.querySelector('#{chart} .chart-plot').data[{line}].y.at(-1)"
+
+
+def test_use_and_cost_stream_on_the_overview(site: Site, past: Past) -> None:
+    # A cluster that has been there for a while; half a GPU of it is held, at its price.
+    node = Cluster(since=timezone.now() - timedelta(hours=5)).node(past.t4, gpus=1)
+    Node.objects.update(last_report_at=timezone.now())
+    since = timezone.now() - timedelta(minutes=10)
+    held(workload(past.vision, past.vera), node, (since, None), devices=1, milli=500)
+    visit = site.visit(past.admin, theme="light")
+    visit.go("/")
+    visit.page.wait_for_function(
+        f"() => {last_of('chart-cluster', 0)} === 0.5 && {last_of('chart-cluster-cost', 0)} > 0",
+        timeout=LOOK_MS,
+    )
+    count = "document.querySelector('#chart-cluster-cost .chart-plot').data[0].y.length"
+    before = visit.page.evaluate(count)
+    name, now = node.name, timezone.now().timestamp()
+    samples = [Sample(f"device:GPU-{name}-0", now, {"gpu_util_percent": 30.0})]
+    elsewhere(lambda: ingest(SampleBatch("history", name, "b", samples), nodes={name}))
+    visit.page.wait_for_function(
+        f"() => {last_of('chart-cluster', 1)} === 0.3 && {count} > {before}", timeout=LOOK_MS
+    )
+    assert visit.said == []
+
+
+def test_a_workloads_first_charts_come_without_a_reload(site: Site, past: Past) -> None:
+    row = workload(past.vision, past.vera, phase="starting", num_devices=1, gpu_milli=1000)
+    visit = site.visit(past.vera, theme="light")
+    visit.go(f"/workloads/{row.pk}")
+    assert visit.page.locator("#metrics .chart-plot").count() == 0
+
+    def start() -> None:
+        attempt = held(row, only_node(), (timezone.now(), None), devices=1)
+        Workload.objects.filter(pk=row.pk).update(
+            current=attempt, node=only_node(), node_type=past.t4, phase="running"
+        )
+        announce(workload_topic(row.pk))
+
+    elsewhere(start)
+    visit.page.wait_for_selector("#metrics .chart-plot .main-svg", timeout=LOOK_MS)
+    at = timezone.now().timestamp()
+    samples = [Sample(f"workload:{row.pk}", at, {"cpu_cores": 0.5})]
+    batch = SampleBatch("history", only_node().name, "w", samples)
+    elsewhere(lambda: ingest(batch, nodes={only_node().name}))
+    drawn = "[...document.querySelectorAll('#metrics .chart-plot')].map(p => p.data[0].y.at(-1))"
+    visit.page.wait_for_function(f"() => {drawn}.includes(0.5)", timeout=LOOK_MS)
+    assert visit.page.locator("#metrics #chart-cost").count() == 1
     assert visit.said == []
