@@ -12,6 +12,8 @@ from scheduling.agent.protocol import (
     AttemptReport,
     AttemptSpec,
     Desired,
+    Loan,
+    LoanReport,
     Report,
     SampleBatch,
     decode,
@@ -33,6 +35,8 @@ class Orchestrator:
     def __init__(self) -> None:
         self.wanted: dict[str, AttemptSpec] = {}
         self.settled: list[str] = []
+        self.loans: dict[str, Loan] = {}
+        self.settled_loans: list[str] = []
         self.reports: list[Report] = []
         self.batches: list[SampleBatch] = []
         self.is_away = False
@@ -67,17 +71,26 @@ class Orchestrator:
         attempts = self.reports[-1].attempts if self.reports else []
         return next((each for each in attempts if each.attempt_id == wanted.attempt_id), None)
 
+    def lend(self, *loans: Loan) -> None:
+        self.loans |= {each.loan_id: each for each in loans}
+
+    def seen_loan(self, loan: Loan) -> LoanReport | None:
+        """The last report of a loan."""
+        loans = self.reports[-1].loans if self.reports else []
+        return next((each for each in loans if each.loan_id == loan.loan_id), None)
+
     def answer(self, method: str, path: str, body: bytes) -> bytes | None:
         with self._heard:
             self._heard.notify_all()
             if (method, path) == ("POST", "/agent/v1/report"):
                 self.reports.append(decode(body, Report))
-                return encode(Acknowledged(list(self.settled)))
+                return encode(Acknowledged(list(self.settled), list(self.settled_loans)))
             if (method, path) == ("POST", "/agent/v1/samples"):
                 self.batches.append(decode(body, SampleBatch))
                 return b""
             if (method, path) == ("GET", "/agent/v1/desired?zone=local"):
-                return encode(Desired("local", list(self.wanted.values())))
+                loans = list(self.loans.values())
+                return encode(Desired("local", list(self.wanted.values()), loans=loans))
         return None
 
     def _handler(self) -> type[BaseHTTPRequestHandler]:

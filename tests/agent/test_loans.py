@@ -1,0 +1,629 @@
+"""Loans carried out by a real agent: JupyterLab sessions and trainings over the fake driver."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import httpx
+import pytest
+from websockets.sync.client import ClientConnection, unix_connect
+
+from scheduling.agent import isolation
+from scheduling.agent.folders import Folders
+from scheduling.agent.launch import Site
+from scheduling.agent.protocol import (
+    AttemptPhase,
+    AttemptReport,
+    AttemptSpec,
+    ExitCause,
+    Goal,
+    GrantedDevice,
+    Loan,
+    LoanReport,
+    LoanState,
+    SwapState,
+)
+from tests.agent.conftest import end
+from tests.agent.driver import FINAL, PYTHON, Driver, spec
+from tests.agent.orchestrator import TOKEN, Orchestrator
+from tests.jupyter import execution
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+NODES = ("sim-t4-1", "sim-t4-2")
+GIB = 2**30
+USABLE_MIB = 14_917
+NUM_SESSIONS = 6
+# Sessions come back for at least 30 s otherwise; the rule has its own test.
+PROGRAM = """
+import json, logging, sys
+from pathlib import Path
+from scheduling.agent.controller import Options, main
+from scheduling.agent.swap import machine
+machine.MIN_RESIDENCE_S = 0.0
+logging.basicConfig(level="INFO")
+given = json.loads(sys.argv[1])
+paths = {name: Path(given.pop(name)) for name in ("token_file", "var", "run", "workload_python")}
+main(Options(**given, **paths))
+"""
+CUDA = """
+import ctypes as c, threading, time
+l = c.CDLL("libcuda.so.1")
+def start():
+    x = c.c_void_p()
+    return l.cuInit(0) or l.cuDevicePrimaryCtxRetain(c.byref(x), 0) or l.cuCtxSetCurrent(x)
+def alloc(n):
+    p = c.c_uint64()
+    return l.cuMemAlloc_v2(c.byref(p), c.c_size_t(n))
+"""
+# Counts CUDA calls until it is told to end, and says at each how many.
+TRAINING = (
+    CUDA
+    + """
+import pathlib, signal, sys, os
+folder = pathlib.Path(os.environ["ALLOT_CHECKPOINT_DIR"])
+def save(*_):
+    hidden = folder / f".{count}"
+    hidden.write_text(str(count)); hidden.rename(folder / str(count))
+    sys.exit(0)
+signal.signal(signal.SIGTERM, save)
+print("started", start(), alloc(int(sys.argv[1]) << 20), flush=True)
+count = 0
+while not pathlib.Path("end").exists():
+    assert alloc(4096) == 0
+    count += 1
+    pathlib.Path(sys.argv[2]).write_text(str(count))
+    time.sleep(0.02)
+print("ended right after", count, flush=True)
+"""
+)
+
+
+@dataclass
+class Session:
+    """A session with a kernel, whose connection stays open."""
+
+    world: World
+    spec: AttemptSpec
+    kernel: str = ""
+    channels: ClientConnection | None = None
+
+    def connect(self) -> None:
+        """Open the kernel's WebSocket through the relay."""
+        path = f"/attempts/{self.spec.attempt_id}/session{self.spec.base_url}"
+        if not self.kernel:
+            self.kernel = self.world.ask(f"{path}api/kernels", "POST").json()["id"]
+        self.channels = unix_connect(
+            str(self.world.folders.run / "relay.sock"),
+            f"ws://localhost{path}api/kernels/{self.kernel}/channels",
+            additional_headers={"Authorization": f"Bearer {self.world.secret}"},
+            open_timeout=30,
+        )
+
+    def send(self, code: str) -> str:
+        assert self.channels is not None
+        message = execution(code)
+        self.channels.send(json.dumps(message))
+        return str(message["header"]["msg_id"])
+
+    def answer(self, request: str) -> str:
+        """What a cell printed, once it is done."""
+        assert self.channels is not None
+        printed, done = "", set()
+        while len(done) < 2:
+            message = json.loads(self.channels.recv(timeout=60))
+            if message["parent_header"].get("msg_id") != request:
+                continue
+            kind, content = message["header"]["msg_type"], message["content"]
+            if kind == "stream" and content["name"] == "stdout":
+                printed += content["text"]
+            if kind == "execute_reply":
+                assert content["status"] == "ok", content
+                done.add(kind)
+            if kind == "status" and content["execution_state"] == "idle":
+                done.add(kind)
+        return printed
+
+    def run(self, code: str) -> str:
+        return self.answer(self.send(code))
+
+    @property
+    def device(self) -> GrantedDevice:
+        return self.spec.devices[0]
+
+    @property
+    def report(self) -> AttemptReport:
+        found = self.world.orchestrator.seen(self.spec)
+        assert found is not None
+        return found
+
+    @property
+    def swap(self) -> SwapState:
+        assert self.report.swap is not None
+        return self.report.swap.state
+
+
+class World:
+    """An agent's process with its orchestrator, and sessions on T4s that are idle."""
+
+    def __init__(self) -> None:
+        root = Path(tempfile.mkdtemp(prefix="allot-loans-"))
+        (root / "var").mkdir()
+        (root / "run").mkdir()
+        self.folders = Folders(root / "var", root / "run")
+        self.site = Site(self.folders, isolation.probe(self.folders), PYTHON)
+        self.orchestrator = Orchestrator()
+        self.agent = self.start_agent()
+        self.until(lambda: self.orchestrator.reports)
+        nodes = [each for each in self.orchestrator.reports[0].nodes if each.name in NODES]
+        self.devices = [
+            (node.name, GrantedDevice(d.uuid, d.index, d.model, 1000, d.memory_mib, True))
+            for node in nodes
+            for d in node.devices
+        ]
+        self.free: list[Session] = []
+
+    def start_agent(self) -> subprocess.Popen[bytes]:
+        token_file = self.folders.var / "agent-token"
+        token_file.write_text(TOKEN)
+        token_file.chmod(0o600)
+        options = {
+            "zone": "local",
+            "server": self.orchestrator.url,
+            "token_file": str(token_file),
+            "var": str(self.folders.var),
+            "run": str(self.folders.run),
+            "workload_python": str(PYTHON),
+            "simulated": "demo",
+        }
+        return subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, json.dumps(options)], cwd=REPOSITORY
+        )
+
+    def kill_agent(self, signum: signal.Signals = signal.SIGKILL) -> None:
+        self.agent.send_signal(signum)
+        self.agent.wait()
+
+    def next_agent(self) -> None:
+        """Another agent takes over."""
+        before = self.secret
+        self.agent = self.start_agent()
+        self.until(lambda: self.secret != before)
+
+    @property
+    def secret(self) -> str:
+        return self.orchestrator.reports[-1].relay_secret
+
+    def until(self, is_true: Callable[[], object]) -> None:
+        self.orchestrator.until(is_true)
+
+    def ask(self, path: str, method: str = "GET") -> httpx.Response:
+        transport = httpx.HTTPTransport(uds=str(self.folders.run / "relay.sock"))
+        with httpx.Client(transport=transport, base_url="http://localhost", timeout=60) as client:
+            headers = {"Authorization": f"Bearer {self.secret}"}
+            return client.request(method, path, headers=headers)
+
+    def session_on(self, node: str, device: GrantedDevice) -> Session:
+        name = uuid.uuid4().hex[:8]
+        return Session(
+            self,
+            spec(
+                kind="interactive", tool="jupyter", node=node, devices=[device],
+                base_url=f"/s/{name}/", session_secret=f"secret-{name}", memory_mib=2048,
+                cpu_milli=2000, grace_s=2.0,
+            ),
+        )  # fmt: skip
+
+    def start_sessions(self, sessions: list[Session]) -> None:
+        """Start them, each with a kernel that holds 2 GiB and a variable, and wait for idleness."""
+        self.orchestrator.want(*(each.spec for each in sessions))
+        self.until(
+            lambda: all(
+                (seen := self.orchestrator.seen(each.spec)) and seen.is_ready for each in sessions
+            )
+        )
+        for each in sessions:
+            each.connect()
+            printed = each.run(f"{CUDA}\nx = 41\nprint(start(), alloc({2 * GIB}))")
+            assert printed == "0 0\n"
+        self.until(lambda: all(self.is_idle(each) for each in sessions))
+        self.free += sessions
+
+    def is_idle(self, session: Session) -> bool:
+        report = session.report.idle
+        return (
+            report is not None
+            and report.missing == ["network"]
+            and None
+            not in (
+                report.gpu_idle_since,
+                report.cpu_idle_since,
+                report.kernels_idle_since,
+                report.terminals_idle_since,
+            )
+        )
+
+    def take(self) -> Session:
+        """A session that no other test uses; what the last one left on the device ends first."""
+        if not self.free:
+            self.clear()
+            places = self.devices[:NUM_SESSIONS]
+            self.start_sessions([self.session_on(node, device) for node, device in places])
+        return self.free.pop()
+
+    def clear(self) -> None:
+        """End everything, so that all devices are free."""
+        self.orchestrator.loans.clear()
+        stopped = [
+            replace(each, goal=Goal.STOP, grace_s=0.0) for each in self.orchestrator.wanted.values()
+        ]
+        self.orchestrator.want(*stopped)
+        self.until(
+            lambda: all(
+                (seen := self.orchestrator.seen(each)) is None or seen.phase in FINAL
+                for each in stopped
+            )
+        )
+        self.orchestrator.settled += [each.attempt_id for each in stopped]
+        self.orchestrator.settled_loans += [
+            each.loan_id for each in self.orchestrator.reports[-1].loans
+        ]
+        self.orchestrator.wanted.clear()
+
+    def training(self, session: Session, mib: int = 13_000, **changes: object) -> AttemptSpec:
+        """A training on a session's device."""
+        counter = f"counter-{uuid.uuid4().hex[:8]}"
+        wanted = spec(
+            "python", "-c", textwrap.dedent(TRAINING), str(mib), counter,
+            node=session.spec.node, devices=[session.device], owner="bob", user_number=2,
+            project="speech", project_number=2, env={"COUNTER": counter},
+        )  # fmt: skip
+        return replace(wanted, **changes)  # type: ignore[arg-type]
+
+    def count(self, training: AttemptSpec) -> int:
+        """How far a training is."""
+        path = self.folders.home("speech", "bob") / training.env["COUNTER"]
+        try:
+            return int(path.read_text() or 0)
+        except OSError:
+            return 0
+
+    def lend(self, session: Session, training: AttemptSpec, idle_s: float = 0.0) -> Loan:
+        loan = Loan(
+            str(uuid.uuid4()), session.spec.attempt_id, training.attempt_id,
+            [session.device.uuid], idle_s,
+        )  # fmt: skip
+        self.orchestrator.want(training)
+        self.orchestrator.lend(loan)
+        self.ask("/wake", "POST")
+        return loan
+
+    def lent(self, session: Session, **changes: object) -> tuple[Loan, AttemptSpec]:
+        """A session's device, lent to a training that runs on it."""
+        training = self.training(session, **changes)  # type: ignore[arg-type]
+        loan = self.lend(session, training)
+        self.until_loan(loan, LoanState.LENT)
+        before = self.count(training)
+        wait(lambda: self.count(training) > before + 3)
+        self.until(lambda: session.swap == SwapState.SWAPPED_OUT)
+        return loan, training
+
+    def until_loan(self, loan: Loan, state: LoanState) -> LoanReport:
+        self.until(
+            lambda: (
+                (seen := self.orchestrator.seen_loan(loan))
+                and seen.state in (state, LoanState.ENDED, LoanState.REFUSED)
+            )
+        )
+        found = self.orchestrator.seen_loan(loan)
+        assert found is not None
+        assert found.state == state, found
+        return found
+
+    def state_of(self, training: AttemptSpec) -> SwapState | None:
+        seen = self.orchestrator.seen(training)
+        return None if seen is None or seen.swap is None else seen.swap.state
+
+    def log(self, wanted: AttemptSpec) -> str:
+        name = self.folders.attempt(wanted.attempt_id).name
+        for parent in (self.folders.attempts, self.folders.ended):
+            if (parent / name / "log").exists():
+                return (parent / name / "log").read_text()
+        return ""
+
+    def close(self) -> None:
+        for each in self.free:
+            if each.channels is not None:
+                each.channels.close()
+        self.kill_agent()
+        end(Driver(self.site))
+        self.orchestrator.close()
+        if self.site.isolation.cgroups is not None:
+            self.site.isolation.cgroups.leave()
+        shutil.rmtree(self.folders.var.parent, ignore_errors=True)
+
+
+def wait(is_true: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 60
+    while not is_true():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[World]:
+    if os.geteuid() != 0:
+        pytest.skip("starting workloads as other users needs root")
+    if shutil.which("cc") is None:
+        pytest.skip("no C compiler is installed")
+    found = World()
+    try:
+        yield found
+    finally:
+        found.close()
+
+
+@pytest.fixture
+def session(world: World) -> Session:
+    """An idle session on a whole T4, of the test's own."""
+    return world.take()
+
+
+# ---------------------------------------------------------------- wakes
+
+
+def test_a_cell_brings_the_gpu_back_and_the_borrower_goes_on_later(
+    world: World, session: Session
+) -> None:
+    loan, training = world.lent(session)
+    report = world.orchestrator.seen_loan(loan)
+    assert report is not None
+    assert report.swapped_out_bytes >= 2 * GIB
+    assert report.out_s is not None
+    assert report.out_s >= 2 * 1024 / 12_000
+    first = session.send("x += 1; print(x, alloc(4096))")
+    second = session.send("print(x + 1)")
+    assert session.answer(first) == "42 0\n"
+    assert session.answer(second) == "43\n"
+    ended = world.until_loan(loan, LoanState.ENDED)
+    assert ended.ended_by == "cell"
+    assert ended.in_s is not None
+    assert ended.wake_s is not None
+    assert session.swap == SwapState.RUNNING
+    world.until(lambda: world.state_of(training) == SwapState.SWAPPED_OUT)
+    reached = world.count(training)
+    pid = world.orchestrator.seen(training).pid  # type: ignore[union-attr]
+    time.sleep(1.0)
+    assert world.count(training) == reached
+    # Named on, the loan that the agent has ended is not begun again.
+    world.ask("/wake", "POST")
+    time.sleep(0.5)
+    assert world.until_loan(loan, LoanState.ENDED).ended_by == "cell"
+    world.orchestrator.settled_loans.append(loan.loan_id)
+    del world.orchestrator.loans[loan.loan_id]
+    world.until(lambda: world.orchestrator.seen_loan(loan) is None)
+    world.until(lambda: world.is_idle(session))
+    again = world.lend(session, training)
+    world.until_loan(again, LoanState.LENT)
+    wait(lambda: world.count(training) > reached + 3)
+    assert world.orchestrator.seen(training).pid == pid  # type: ignore[union-attr]
+    (world.folders.home("speech", "bob") / "end").touch()
+    world.until(lambda: world.orchestrator.seen(training).phase == AttemptPhase.EXITED)  # type: ignore[union-attr]
+    (world.folders.home("speech", "bob") / "end").unlink()
+    assert world.orchestrator.seen(training).exit_code == 0  # type: ignore[union-attr]
+    assert "ended right after" in world.log(training)
+    # Nobody borrows any more: the device is simply returned.
+    assert world.until_loan(again, LoanState.ENDED).ended_by == "borrower_ended"
+    world.until(lambda: session.swap == SwapState.RUNNING)
+    assert session.run("print(x, alloc(4096))") == "42 0\n"
+
+
+def test_the_first_cuda_call_of_a_thread_brings_the_gpu_back(
+    world: World, session: Session
+) -> None:
+    session.run(
+        "import os\n"
+        "def later():\n"
+        "    while not os.path.exists('go'): time.sleep(0.05)\n"
+        "    global done; start(); done = alloc(4096)\n"
+        "threading.Thread(target=later).start()"
+    )
+    world.until(lambda: world.is_idle(session))
+    loan, _ = world.lent(session)
+    (world.folders.home("vision", "ann") / "go").touch()
+    assert world.until_loan(loan, LoanState.ENDED).ended_by == "cuda_call"
+    (world.folders.home("vision", "ann") / "go").unlink()
+    assert session.run("time.sleep(0.2); print(done)") == "0\n"
+
+
+def test_the_button_works_with_the_orchestrator_away(world: World, session: Session) -> None:
+    loan, _ = world.lent(session)
+    world.orchestrator.is_away = True
+    try:
+        assert world.ask(f"/attempts/{session.spec.attempt_id}/wake", "POST").status_code == 204
+        # Not away any more, so the cell runs at once; no report has been needed.
+        assert session.run("print(x, alloc(4096))") == "41 0\n"
+    finally:
+        world.orchestrator.is_away = False
+    assert world.until_loan(loan, LoanState.ENDED).ended_by == "button"
+
+
+def test_a_program_in_a_terminal_brings_the_gpu_back(world: World, session: Session) -> None:
+    loan, _ = world.lent(session)
+    path = f"/attempts/{session.spec.attempt_id}/session{session.spec.base_url}"
+    name = world.ask(f"{path}api/terminals", "POST").json()["name"]
+    with unix_connect(
+        str(world.folders.run / "relay.sock"),
+        f"ws://localhost{path}terminals/websocket/{name}",
+        additional_headers={"Authorization": f"Bearer {world.secret}"},
+    ) as terminal:
+        # An open terminal alone does not.
+        time.sleep(5)
+        assert world.until_loan(loan, LoanState.LENT)
+        terminal.send(json.dumps(["stdin", "sleep 20\r"]))
+        assert world.until_loan(loan, LoanState.ENDED).ended_by == "activity"
+    world.ask(f"{path}api/terminals/{name}", "DELETE")
+
+
+# ---------------------------------------------------------------- who borrows
+
+
+def test_a_borrower_that_cannot_wait_in_memory_saves_and_stops(
+    world: World, session: Session
+) -> None:
+    loan, training = world.lent(session, is_swappable=False)
+    assert session.run("print(x, alloc(4096))") == "41 0\n"
+    assert world.until_loan(loan, LoanState.ENDED).ended_by == "cell"
+    world.until(lambda: world.orchestrator.seen(training).phase == AttemptPhase.EXITED)  # type: ignore[union-attr]
+    report = world.orchestrator.seen(training)
+    assert report is not None
+    assert report.exit_cause == ExitCause.EVICTED
+    assert report.checkpoints
+
+
+def test_killed_the_borrower_returns_the_device(world: World, session: Session) -> None:
+    loan, training = world.lent(session)
+    report = world.orchestrator.seen(training)
+    assert report is not None
+    assert report.pid is not None
+    os.kill(report.pid, signal.SIGKILL)
+    assert world.until_loan(loan, LoanState.ENDED).ended_by == "borrower_ended"
+    assert session.run("print(x, alloc(4096))") == "41 0\n"
+
+
+def test_a_session_that_is_stopped_leaves_the_device_to_whom_it_is_promised(
+    world: World, session: Session
+) -> None:
+    loan, training = world.lent(session)
+    world.orchestrator.want(replace(session.spec, goal=Goal.STOP))
+    assert world.until_loan(loan, LoanState.ENDED).ended_by == "lender_ended"
+    before = world.count(training)
+    wait(lambda: world.count(training) > before + 3)
+    # The borrower goes on until somebody comes to whom the device is given.
+    other = world.training(session)
+    world.orchestrator.want(other)
+    world.ask("/wake", "POST")
+    wait(lambda: world.count(other) > 3)
+    assert world.state_of(training) == SwapState.SWAPPED_OUT
+    world.orchestrator.want(replace(other, goal=Goal.STOP))
+    before = world.count(training)
+    wait(lambda: world.count(training) > before + 3)
+    world.orchestrator.want(replace(training, goal=Goal.STOP))
+    world.until(lambda: world.orchestrator.seen(training).phase == AttemptPhase.EXITED)  # type: ignore[union-attr]
+
+
+# ---------------------------------------------------------------- no loan
+
+
+def test_a_busy_session_lends_nothing_and_its_borrower_never_starts(
+    world: World, session: Session
+) -> None:
+    request = session.send("time.sleep(4); print(x)")
+    time.sleep(0.5)
+    training = world.training(session)
+    loan = world.lend(session, training)
+    assert world.until_loan(loan, LoanState.REFUSED).error == "not_idle"
+    assert session.answer(request) == "41\n"
+    assert world.count(training) == 0
+    seen = world.orchestrator.seen(training)
+    assert seen is None or seen.phase == AttemptPhase.STARTING
+    world.free.append(session)
+
+
+def test_a_loan_that_the_orchestrator_takes_back_is_undone(world: World, session: Session) -> None:
+    loan, training = world.lent(session)
+    del world.orchestrator.loans[loan.loan_id]
+    world.ask("/wake", "POST")
+    assert world.until_loan(loan, LoanState.ENDED).ended_by == "orchestrator"
+    assert session.run("print(x, alloc(4096))") == "41 0\n"
+    assert world.state_of(training) == SwapState.SWAPPED_OUT
+
+
+# ---------------------------------------------------------------- agents come and go
+
+
+def test_killed_with_a_device_lent_the_next_agent_knows_and_wakes(
+    world: World, session: Session
+) -> None:
+    loan, training = world.lent(session)
+    world.kill_agent()
+    before = world.count(training)
+    wait(lambda: world.count(training) > before + 3)
+    world.next_agent()
+    assert world.until_loan(loan, LoanState.LENT)
+    session.connect()
+    assert session.run("print(x, alloc(4096))") == "41 0\n"
+    assert world.until_loan(loan, LoanState.ENDED).ended_by == "cell"
+    world.until(lambda: world.state_of(training) == SwapState.SWAPPED_OUT)
+    world.kill_agent()
+    world.next_agent()
+    assert world.state_of(training) == SwapState.SWAPPED_OUT
+    for each in world.free:
+        each.connect()
+
+
+def test_killed_while_it_wakes_the_next_agent_brings_the_session_back(
+    world: World, session: Session
+) -> None:
+    loan, _ = world.lent(session)
+    world.ask(f"/attempts/{session.spec.attempt_id}/wake", "POST")
+    world.kill_agent()
+    world.next_agent()
+    world.until_loan(loan, LoanState.ENDED)
+    session.connect()
+    assert session.run("print(x, alloc(4096))") == "41 0\n"
+    for each in world.free:
+        each.connect()
+
+
+@pytest.mark.parametrize("after_s", [0.0, 0.1, 0.25, 0.5])
+def test_killed_at_any_moment_of_a_loan_nothing_is_lost(
+    world: World, session: Session, after_s: float
+) -> None:
+    """Between the order and the running borrower; whatever was reached, a cell is answered."""
+    training = world.training(session)
+    loan = world.lend(session, training)
+    time.sleep(after_s)
+    world.kill_agent()
+    world.next_agent()
+    world.until(
+        lambda: (
+            (seen := world.orchestrator.seen_loan(loan))
+            and seen.state in (LoanState.LENT, LoanState.REFUSED)
+        )
+    )
+    session.connect()
+    assert session.run("print(x, alloc(4096))") == "41 0\n"
+    assert session.swap == SwapState.RUNNING
+    for each in world.free:
+        each.connect()
+
+
+def test_when_the_node_shuts_down_lender_and_borrower_end_as_the_node_did() -> None:
+    if os.geteuid() != 0 or shutil.which("cc") is None:
+        pytest.skip("needs root and a C compiler")
+    world = World()
+    try:
+        world.start_sessions([world.session_on(*world.devices[0])])
+        session = world.take()
+        _, training = world.lent(session)
+        world.kill_agent(signal.SIGINT)
+        ends = {
+            each.attempt_id: each.exit_cause for each in world.orchestrator.reports[-1].attempts
+        }
+        assert ends[training.attempt_id] == ExitCause.NODE_SHUTDOWN
+        assert ends[session.spec.attempt_id] == ExitCause.NODE_SHUTDOWN
+        world.agent = world.start_agent()
+    finally:
+        world.close()
