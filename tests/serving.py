@@ -98,7 +98,7 @@ class Host:
         self.held_by = self.held_by or Cells(self.gpus)
         return self.held_by
 
-    def wake_session(self, attempt_id: str) -> bool:
+    async def wake_session(self, attempt_id: str) -> bool:
         self.buttons.append(attempt_id)
         return attempt_id in self.sessions
 

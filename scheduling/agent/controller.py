@@ -27,17 +27,13 @@ from scheduling.agent import check, isolation, node
 from scheduling.agent.cells import Cells
 from scheduling.agent.folders import Folders
 from scheduling.agent.fraction.install import Fractions
-from scheduling.agent.idle import IdleWatch
 from scheduling.agent.launch import Site
 from scheduling.agent.protocol import (
     AGENT_HEADER,
     Acknowledged,
-    AttemptReport,
     CheckAnswer,
     CheckRequest,
     Desired,
-    IdleReport,
-    LoanEnd,
     Message,
     ProtocolError,
     Report,
@@ -48,9 +44,7 @@ from scheduling.agent.protocol import (
 from scheduling.agent.relay import RELAY_SERVER_OPTIONS, SessionEndpoint, create_app
 from scheduling.agent.runner import Runner
 from scheduling.agent.spool import Spool
-from scheduling.agent.swap.loans import Loans
-from scheduling.agent.swap.movers import Movers
-from scheduling.agent.swap.moves import Ground
+from scheduling.agent.swap.swapping import Swapping
 from scheduling.agent.watched import SAMPLE_EVERY_S, WATCHED_EVERY_S, Watched
 
 log = logging.getLogger(__name__)
@@ -59,8 +53,6 @@ REPORT_EVERY_S = 3.0
 DESIRED_EVERY_S = 2.0
 _TICK_S, _TICK_WHILE_CHANGING_S = 0.25, 0.05
 _LOOK_FOR_ANSWERS_EVERY_S = 0.3
-_LOOK_FOR_IDLENESS_EVERY_S = 10.0
-_WATCH_LENDERS_EVERY_S = 2.0
 _BACK_OFF_S = (0.5, 1.0, 2.0, 5.0)
 _REQUEST_TIMEOUT_S = 10.0
 # Beyond the grace period: for SIGKILL to work and for checkpoints to be stored.
@@ -225,25 +217,12 @@ class Controller:
             fractions=fractions,
         )
         self.runner = Runner(self.site, (each.name for each in self.inventory.nodes))
-        self.idle = IdleWatch()
         self.orchestrator = Orchestrator(options)
         self.spool = Spool(options.zone, self.inventory.nodes, options.var / "spool")
         self.watched = Watched([each.name for each in self.inventory.nodes], time.monotonic)
         self._woken, self._changed = asyncio.Event(), asyncio.Event()
         self._sampled = asyncio.Event()
-        self.movers = Movers(self.inventory, options.run, fractions)
-        self.loans = Loans(
-            folders.root / "loans",
-            Ground(
-                attempts=self.runner.attempts,
-                memory_of=self.movers.of,
-                look=self._look_at_session,
-                changed=self._changed.set,
-                order_again=self.runner.order_again,
-            ),
-        )
-        self.cells = Cells(self)
-        self.runner.may_start = self.loans.moves.may_start
+        self.swapping = Swapping(self.runner, self.inventory, fractions, self._changed.set)
         self._is_stopping = False
         self._leave = asyncio.Event()
 
@@ -266,33 +245,14 @@ class Controller:
         session = self.runner.session(attempt_id)
         return None if session is None else SessionEndpoint(session.socket, session.token)
 
-    def wake_session(self, attempt_id: str) -> bool:
-        """Somebody pressed the button."""
-        self.loans.wake(attempt_id, LoanEnd.BUTTON)
-        return attempt_id in self.runner.attempts
+    @property
+    def cells(self) -> Cells:
+        """The connections to kernels, which wait while a GPU is away."""
+        return self.swapping.cells
 
-    # ------------------------------------------------------------------ what held cells ask
-
-    def is_away(self, attempt_id: str) -> bool:
-        """See `SessionGpus`."""
-        return self.loans.moves.is_away(attempt_id)
-
-    def wake_for_cell(self, attempt_id: str) -> None:
-        """See `SessionGpus`."""
-        self.loans.wake(attempt_id, LoanEnd.CELL)
-
-    async def until_back(self, attempt_id: str) -> bool:
-        """See `SessionGpus`."""
-        return await self.loans.moves.until_back(attempt_id)
-
-    def expected_wake_s(self, attempt_id: str) -> float | None:
-        """See `SessionGpus`."""
-        return self.loans.moves.expected_wake_s(attempt_id)
-
-    def language(self, attempt_id: str) -> str:
-        """See `SessionGpus`."""
-        attempt = self.runner.attempts.get(attempt_id)
-        return "" if attempt is None else attempt.spec.language
+    async def wake_session(self, attempt_id: str) -> bool:
+        """Bring a session's GPU back."""
+        return await self.swapping.wake(attempt_id)
 
     async def check(self, request: CheckRequest) -> CheckAnswer:
         """Whether a workload could run this command in this folder."""
@@ -310,7 +270,7 @@ class Controller:
         with _only_agent(self.site.folders.root):
             self.orchestrator.number = self.site.folders.agent_number
             self.runner.adopt()
-            await self.loans.adopt()
+            await self.swapping.loans.adopt()
             loop = asyncio.get_running_loop()
             loop.add_signal_handler(signal.SIGTERM, self._leave.set)
             loop.add_signal_handler(signal.SIGINT, self._on_interrupt)
@@ -327,16 +287,15 @@ class Controller:
                         self._desire_forever(),
                         self._look_for_answers_forever(),
                         self._sample_forever(),
-                        self._look_for_idleness_forever(),
-                        self._watch_lenders_forever(),
+                        self.swapping.look_forever(),
+                        self.swapping.watch_lenders_forever(),
                         self._send_samples_forever(),
                     )
                 ]
                 await self._leave.wait()
                 for task in tasks:
                     task.cancel()
-            self.loans.close()
-            self.movers.close()
+            self.swapping.close()
             self.runner.close()
             await self.orchestrator.close()
 
@@ -346,7 +305,7 @@ class Controller:
             self._leave.set()
             return
         self._is_stopping = True
-        self.loans.shut_down()
+        self.swapping.shut_down()
         self.runner.stop_all()
         log.info("stopping %d workloads", self.runner.num_running)
         asyncio.get_running_loop().create_task(self._leave_when_stopped())
@@ -366,7 +325,7 @@ class Controller:
         while True:
             if self.runner.tick():
                 self._changed.set()
-            self.loans.tick()
+            self.swapping.tick()
             pause = _TICK_WHILE_CHANGING_S if self.runner.is_changing else _TICK_S
             await asyncio.sleep(pause)
 
@@ -383,32 +342,21 @@ class Controller:
             relay_url=self._relay_url,
             relay_secret=self.secret,
             nodes=list(self.inventory.nodes),
-            attempts=self._attempt_reports(),
+            attempts=self.swapping.of_attempts(self.runner.reports()),
             is_stopping=self._is_stopping,
-            loans=self.loans.reports(),
+            loans=self.swapping.reports(),
         )
         acknowledged = await self.orchestrator.report(report)
         if acknowledged is not None:
             self.runner.settle(acknowledged.settled)
-            self.loans.settle(acknowledged.settled_loans)
-
-    def _attempt_reports(self) -> list[AttemptReport]:
-        """What the runner sees of each attempt, and what is seen of the session in it."""
-        return [
-            replace(
-                report,
-                idle=self._idle_report(report.attempt_id),
-                swap=self.loans.moves.report_of(report.attempt_id),
-            )
-            for report in self.runner.reports()
-        ]
+            self.swapping.settle(acknowledged)
 
     async def _desire_forever(self) -> None:
         while True:
             self._woken.clear()
             desired = await self.orchestrator.desired(self.options.zone)
             if desired is not None and desired.zone == self.options.zone:
-                self.loans.apply(desired.loans, desired.swap_host_mib)
+                self.swapping.apply(desired)
                 self.runner.apply(desired)
                 self._changed_soon()
             await self._pause(self._woken, DESIRED_EVERY_S)
@@ -450,37 +398,7 @@ class Controller:
                 samples = await asyncio.to_thread(self.spool.sample, views, now, only)
                 self._sampled.set()
                 if is_everything:
-                    self.idle.sampled(self.runner.watched(), samples, now)
-
-    async def _look_for_idleness_forever(self) -> None:
-        while True:
-            watched = [each.view.attempt_id for each in self.runner.watched()]
-            self.idle.keep(watched)
-            await self.runner.look_for_idleness(self.idle, watched)
-            await asyncio.sleep(_LOOK_FOR_IDLENESS_EVERY_S)
-
-    def _idle_report(self, attempt_id: str) -> IdleReport | None:
-        return self.idle.report(attempt_id, self.cells.num_held(attempt_id))
-
-    async def _look_at_session(self, attempt_id: str) -> IdleReport | None:
-        """A fresh look at a session's idleness."""
-        await self.runner.look_for_idleness(self.idle, [attempt_id])
-        return self._idle_report(attempt_id)
-
-    async def _watch_lenders_forever(self) -> None:
-        """Wake sessions that turn busy by themselves: a widget's callback, a program in a terminal.
-
-        Twice seen, since a command that has ended by the second look needed no GPU.
-        """
-        seen: set[str] = set()
-        while True:
-            lenders = self.loans.lenders()
-            await self.runner.look_for_idleness(self.idle, lenders)
-            busy = {each for each in lenders if self.idle.is_at_work(each)}
-            for attempt_id in busy & seen:
-                self.loans.wake(attempt_id, LoanEnd.ACTIVITY)
-            seen = busy
-            await asyncio.sleep(_WATCH_LENDERS_EVERY_S)
+                    self.swapping.sampled(samples, now)
 
     async def _send_samples_forever(self) -> None:
         while True:

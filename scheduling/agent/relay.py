@@ -83,7 +83,8 @@ class SessionEndpoint:
 
 
 class RelayHost(Protocol):
-    """What the relay needs of the agent. All but `check` answer at once, from memory."""
+    """What the relay needs of the agent. All but `check` and `wake_session` answer at once, from
+    memory."""
 
     @property
     def secret(self) -> str:
@@ -111,7 +112,7 @@ class RelayHost(Protocol):
         """The connections to kernels, which wait while a GPU is away."""
         ...
 
-    def wake_session(self, attempt_id: str) -> bool:
+    async def wake_session(self, attempt_id: str) -> bool:
         """Bring a session's GPU back; False if there is no such attempt."""
         ...
 
@@ -207,7 +208,7 @@ class _Relay:
             await forward_websocket(client, onward)
 
     async def _wake_session(self, client: Client, attempt_id: str) -> None:
-        if not self._host.wake_session(attempt_id):
+        if not await self._host.wake_session(attempt_id):
             raise RelayError(404, f"Attempt {attempt_id} is not here.")
         await client.respond(204, [], b"")
 

@@ -13,7 +13,8 @@ import textwrap
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import httpx
@@ -44,7 +45,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 NODES = ("sim-t4-1", "sim-t4-2")
 GIB = 2**30
 USABLE_MIB = 14_917
-NUM_SESSIONS = 6
+NUM_SESSIONS = 8
 # Sessions come back for at least 30 s otherwise; the rule has its own test.
 PROGRAM = """
 import json, logging, sys
@@ -98,18 +99,21 @@ class Session:
     spec: AttemptSpec
     kernel: str = ""
     channels: ClientConnection | None = None
+    opened: ExitStack = field(default_factory=ExitStack)
 
     def connect(self) -> None:
         """Open the kernel's WebSocket through the relay."""
         path = f"/attempts/{self.spec.attempt_id}/session{self.spec.base_url}"
         if not self.kernel:
             self.kernel = self.world.ask(f"{path}api/kernels", "POST").json()["id"]
-        self.channels = unix_connect(
+        connection = unix_connect(
             str(self.world.folders.run / "relay.sock"),
             f"ws://localhost{path}api/kernels/{self.kernel}/channels",
             additional_headers={"Authorization": f"Bearer {self.world.secret}"},
             open_timeout=30,
         )
+        self.opened.close()
+        self.channels = self.opened.enter_context(connection)
 
     def send(self, code: str) -> str:
         assert self.channels is not None
@@ -120,7 +124,8 @@ class Session:
     def answer(self, request: str) -> str:
         """What a cell printed, once it is done."""
         assert self.channels is not None
-        printed, done = "", set()
+        printed = ""
+        done: set[str] = set()
         while len(done) < 2:
             message = json.loads(self.channels.recv(timeout=60))
             if message["parent_header"].get("msg_id") != request:
@@ -260,7 +265,10 @@ class World:
             self.clear()
             places = self.devices[:NUM_SESSIONS]
             self.start_sessions([self.session_on(node, device) for node, device in places])
-        return self.free.pop()
+        session = self.free.pop()
+        # An agent may have come and gone.
+        session.connect()
+        return session
 
     def clear(self) -> None:
         """End everything, so that all devices are free."""
@@ -311,6 +319,7 @@ class World:
 
     def lent(self, session: Session, **changes: object) -> tuple[Loan, AttemptSpec]:
         """A session's device, lent to a training that runs on it."""
+        self.until(lambda: self.is_idle(session))
         training = self.training(session, **changes)  # type: ignore[arg-type]
         loan = self.lend(session, training)
         self.until_loan(loan, LoanState.LENT)
@@ -344,8 +353,7 @@ class World:
 
     def close(self) -> None:
         for each in self.free:
-            if each.channels is not None:
-                each.channels.close()
+            each.opened.close()
         self.kill_agent()
         end(Driver(self.site))
         self.orchestrator.close()
@@ -569,8 +577,6 @@ def test_killed_with_a_device_lent_the_next_agent_knows_and_wakes(
     world.kill_agent()
     world.next_agent()
     assert world.state_of(training) == SwapState.SWAPPED_OUT
-    for each in world.free:
-        each.connect()
 
 
 def test_killed_while_it_wakes_the_next_agent_brings_the_session_back(
@@ -583,8 +589,6 @@ def test_killed_while_it_wakes_the_next_agent_brings_the_session_back(
     world.until_loan(loan, LoanState.ENDED)
     session.connect()
     assert session.run("print(x, alloc(4096))") == "41 0\n"
-    for each in world.free:
-        each.connect()
 
 
 @pytest.mark.parametrize("after_s", [0.0, 0.1, 0.25, 0.5])
@@ -592,6 +596,7 @@ def test_killed_at_any_moment_of_a_loan_nothing_is_lost(
     world: World, session: Session, after_s: float
 ) -> None:
     """Between the order and the running borrower; whatever was reached, a cell is answered."""
+    world.until(lambda: world.is_idle(session))
     training = world.training(session)
     loan = world.lend(session, training)
     time.sleep(after_s)
@@ -605,9 +610,7 @@ def test_killed_at_any_moment_of_a_loan_nothing_is_lost(
     )
     session.connect()
     assert session.run("print(x, alloc(4096))") == "41 0\n"
-    assert session.swap == SwapState.RUNNING
-    for each in world.free:
-        each.connect()
+    world.until(lambda: session.swap == SwapState.RUNNING)
 
 
 def test_when_the_node_shuts_down_lender_and_borrower_end_as_the_node_did() -> None:

@@ -142,6 +142,10 @@ class Loans:
         self.moves.bring_back_soon(attempt_id)
         return True
 
+    async def kept(self) -> None:
+        """Wait until all that was decided so far is on disk."""
+        await asyncio.wrap_future(self._disk.submit(lambda: None))
+
     def lenders(self) -> list[str]:
         """Sessions that are off their devices now, and may turn busy by themselves."""
         return [
