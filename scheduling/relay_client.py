@@ -61,6 +61,15 @@ def wake(zone: Zone) -> None:
     _post(zone, "/wake", {}, WAKE_TIMEOUT_S)
 
 
+def wake_session(zone: Zone, attempt_id: str) -> None:
+    """Ask the agent to bring a swapped-out session's GPU back.
+
+    Raises:
+        AgentAwayError: it did not answer.
+    """
+    _post(zone, f"/attempts/{attempt_id}/wake", {}, WAKE_TIMEOUT_S)
+
+
 def check(zone: Zone, request: Mapping[str, object]) -> list[FieldProblem]:
     """Ask the node whether a person's command and working folder are usable
     (`protocol.CheckRequest`).

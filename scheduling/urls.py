@@ -17,6 +17,7 @@ from scheduling.views import (
     queue,
     sessions,
     sum_charts,
+    swap,
     why,
 )
 from scheduling.views import workload as workload_views
@@ -44,6 +45,8 @@ urlpatterns = [
     path("workloads/<uuid:workload_id>/stop", workload_views.stop, name="stop"),
     path("workloads/<uuid:workload_id>/retry", workload_views.retry, name="retry"),
     path("workloads/<uuid:workload_id>/checkpoint", workload_views.checkpoint, name="checkpoint"),
+    path("workloads/<uuid:workload_id>/wake", workload_views.wake, name="wake"),
+    path("workloads/<uuid:workload_id>/swap-out", workload_views.swap_out, name="swap-out"),
     path("workloads/<uuid:workload_id>/log", logs.log, name="log"),
     path("workloads/<uuid:workload_id>/log/stream", logs.stream, name="log-stream"),
     path("queue", queue.queue, name="queue"),
@@ -62,6 +65,7 @@ urlpatterns = [
     path("cost/csv", cost.cost_csv, name="cost-csv"),
     path("live", live.live, name="live"),
     path("idle", idle.idle, name="idle"),
+    path("swap", swap.swap, name="swap"),
     path("idle/csv", idle.idle_csv, name="idle-csv"),
     path("cycles", cycles.cycles, name="cycles"),
     path("cycles/<int:cycle_id>", cycles.cycle, name="cycle"),

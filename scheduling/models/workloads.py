@@ -69,7 +69,7 @@ class WorkloadQuerySet(models.QuerySet["Workload"]):
         return self.exclude(phase__in=ENDED_PHASES)
 
     def for_list(self) -> Self:
-        return self.select_related("project", "owner", "node_type", "claimant")
+        return self.select_related("project", "owner", "node_type", "claimant", "current")
 
 
 def new_session_secret() -> str:

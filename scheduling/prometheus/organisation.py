@@ -18,6 +18,7 @@ from scheduling.analytics.collectors import collectors
 from scheduling.analytics.computing import QUARTER
 from scheduling.analytics.measures import Measure, Scope
 from scheduling.models import Attempt, Checkpoint, ProjectUsage, Wait, Workload
+from scheduling.prometheus import swap
 from scheduling.prometheus.exposition import Family, histogram
 
 CURRENCY = "RUB"
@@ -32,6 +33,7 @@ def families(now: datetime) -> Iterator[Family]:
     yield from _workloads()
     yield from _waits(month)
     yield from _preemptions(month)
+    yield from swap.families(month, now)
     yield from _sums(month, now)
     yield from _collectors(now)
 

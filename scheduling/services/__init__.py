@@ -4,7 +4,14 @@ Nothing here talks to a cluster. An effect that is owed becomes an outbox row in
 transaction.
 """
 
-from scheduling.services.actions import ActionRefusedError, checkpoint_now, retry, stop
+from scheduling.services.actions import (
+    ActionRefusedError,
+    checkpoint_now,
+    retry,
+    stop,
+    swap_out,
+    wake,
+)
 from scheduling.services.submission import (
     Preview,
     SubmissionRefusedError,
@@ -25,4 +32,6 @@ __all__ = [
     "retry",
     "stop",
     "submit",
+    "swap_out",
+    "wake",
 ]

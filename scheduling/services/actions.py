@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 from django.db import IntegrityError, transaction
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from projects import access
 from projects.models import User
+from scheduling import relay_client
 from scheduling.core import lifecycle
 from scheduling.models import (
     ACTIVE_PHASES,
@@ -18,12 +21,15 @@ from scheduling.models import (
     AttemptPhase,
     CheckpointMode,
     Phase,
+    SwapState,
     Workload,
 )
 from scheduling.outbox import owe
-from scheduling.services.events import announce_workload, record_event
+from scheduling.services.events import announce_workload, record_event, wake_planner
 from scheduling.services.replicas import open_attempts_of
 from scheduling.services.transitions import advance, lock
+from scheduling.snapshot import obstacle_of
+from scheduling.texts import swap as texts
 
 
 class ActionRefusedError(Exception):
@@ -113,6 +119,67 @@ def retry(workload: Workload, *, actor: User) -> Workload:
             % {"name": row.name},
         ) from error
     return row
+
+
+@transaction.atomic
+def swap_out(workload: Workload, *, actor: User) -> Workload:
+    """Let an idle session's device be lent without waiting for its window.
+
+    Its owner may ask whenever it is idle for a moment; others who may change it once its window is
+    over. It is swapped out as soon as a training waits that can use the device.
+
+    Raises:
+        ActionRefusedError: it cannot be swapped, or is in use.
+    """
+    row = _locked_for(workload, actor)
+    attempt = _running_session(row)
+    obstacle = obstacle_of(row, attempt)
+    if obstacle:
+        raise ActionRefusedError("cannot_be_swapped", texts.obstacle(obstacle))
+    now = timezone.now()
+    window = timedelta(seconds=row.project.lending_window_s)
+    since = attempt.idle_since
+    is_idle = since is not None and (row.owner_id == actor.pk or since + window <= now)
+    if not is_idle:
+        raise ActionRefusedError("in_use", _("It is in use; only an idle session is swapped out."))
+    if attempt.swap_state == SwapState.RUNNING and attempt.lend_asked_at is None:
+        attempt.lend_asked_at = now
+        attempt.save(update_fields=["lend_asked_at"])
+        record_event(row, "lend_asked", at=now, attempt=attempt, actor=actor)
+        wake_planner("lend_asked")
+        announce_workload(row)
+    return row
+
+
+def wake(workload: Workload, *, actor: User) -> Workload:
+    """Bring a swapped-out session's device back: its node's agent does it at once.
+
+    Harmless when it is there.
+
+    Raises:
+        ActionRefusedError: it does not run, or its node's agent does not answer.
+    """
+    with transaction.atomic():
+        row = _locked_for(workload, actor)
+        attempt = _running_session(row)
+        Attempt.objects.filter(pk=attempt.pk).update(lend_asked_at=None)
+        if attempt.swap_state == SwapState.RUNNING:
+            return row
+        record_event(row, "wake_asked", at=timezone.now(), attempt=attempt, actor=actor)
+    try:
+        relay_client.wake_session(attempt.node.zone, str(attempt.pk))
+    except relay_client.AgentAwayError as error:
+        raise ActionRefusedError(
+            "agent_away", _("The agent of its node does not answer; run a cell to wake it.")
+        ) from error
+    return row
+
+
+def _running_session(row: Workload) -> Attempt:
+    attempts = [each for each in open_attempts_of(row) if not each.is_leaving]
+    if not row.is_session or row.phase != Phase.RUNNING or not attempts:
+        raise ActionRefusedError("not_running", _("Only a running session can be swapped."))
+    return attempts[0]
 
 
 def _locked_for(workload: Workload, actor: User) -> Workload:

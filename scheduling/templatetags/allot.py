@@ -21,12 +21,13 @@ from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext, pgettext
 
-from scheduling import formats, texts
+from scheduling import formats, states, texts
 from scheduling.bars import Bar
 from scheduling.models import Node, Wait, Workload
 from scheduling.selectors import Waited
 from scheduling.system import Banner, banners
 from scheduling.texts import estimates
+from scheduling.texts import swap as swap_texts
 
 register = template.Library()
 
@@ -34,6 +35,9 @@ STATE_ICONS = {
     "queued": "clock",
     "starting": "spinner",
     "running": "circle",
+    "idle": "moon",
+    "swapped_out": "snowflake",
+    "swapping_in": "spinner",
     "checkpointing": "disk",
     "preempted": "pause",
     "stopping": "spinner",
@@ -73,10 +77,21 @@ def kind_icon(workload: Workload) -> SafeString:
 def state(subject: Workload | Node) -> SafeString:
     """A state: icon, word and hue, never one alone."""
     if isinstance(subject, Workload):
-        code, word = subject.phase, subject.get_phase_display()
+        code, word = states.state_of(subject), states.word_of(subject)
     else:
         code, word = subject.state, subject.get_state_display()
     return state_chip(code, word)
+
+
+@register.simple_tag
+def lending(workload: Workload) -> SafeString | str:
+    """What becomes of an idle workload's GPU: lent, or why not."""
+    code = states.state_of(workload)
+    if code in (states.SWAPPED_OUT, states.SWAPPING_IN):
+        return state_chip(code, states.word_of(workload))
+    if not workload.is_session or workload.current is None:
+        return "—"
+    return swap_texts.not_lent(workload.current.not_lent) or "—"
 
 
 @register.simple_tag

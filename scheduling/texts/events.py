@@ -8,6 +8,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from scheduling import formats
+from scheduling.texts import swap
 from scheduling.texts.reasons import REASONS, memory_or_dash, out_of_memory, preempted, reclaimed
 from scheduling.texts.words import Details, Sentence, last_error, sentence_of
 
@@ -160,6 +161,7 @@ EVENTS: dict[str, Sentence] = {
     "node_lost": lambda d: _("Node %(node)s no longer reports.") % {"node": d["node"]},
     "node_back": lambda d: _("Its node reports again."),
     "given_up": lambda d: _("Its node has been away for too long; it goes back to the queue."),
+    **swap.EVENTS,
 }
 
 WAITS: dict[str, Sentence] = {
@@ -174,6 +176,11 @@ WAITS: dict[str, Sentence] = {
     "lease_expired": lambda d: _("Its agent was away for too long"),
     "vanished": lambda d: _("Its processes vanished"),
     "retried": lambda d: _("Started again"),
+    "lender_woke": lambda d: _("Gave a GPU on loan back"),
+    "lender_gone": lambda d: _("Gave a GPU on loan back"),
+    "lending_off": lambda d: _("Gave a GPU on loan back"),
+    "room_taken": lambda d: _("Gave a GPU on loan back"),
+    "over_limit": lambda d: _("Gave a GPU on loan back"),
 }
 
 DISPLACED: dict[str, Sentence] = {

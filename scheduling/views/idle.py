@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import io
+import uuid
+from collections.abc import Sequence
 from decimal import Decimal
 
 from django.contrib.auth.decorators import login_required
@@ -13,6 +15,7 @@ from django.utils.translation import gettext as _
 from django.views.decorators.http import require_safe
 
 from projects import access
+from projects.models import User
 from scheduling import formats
 from scheduling.analytics import idle as idleness
 from scheduling.analytics import unmeasured
@@ -36,6 +39,7 @@ def idle(request: PageRequest) -> HttpResponse:
     context = {
         "topics": [QUEUE_TOPIC],
         "rows": [(holding, now - holding.idle_since >= LOOK_BACK) for holding in found[:MAX_ROWS]],
+        "may_change": _changeable(request.user, found[:MAX_ROWS]),
         "num_rows": len(found),
         "is_cut": len(found) > MAX_ROWS,
         "total_milli": sum(holding.gpu_milli for holding in found),
@@ -52,6 +56,21 @@ def idle(request: PageRequest) -> HttpResponse:
         "cpu_limit": formats.percent(IDLE_CPU_OF_REQUEST),
     }
     return page(request, "scheduling/idle.html", context)
+
+
+def _changeable(user: User, holdings: Sequence[Holding]) -> set[uuid.UUID]:
+    """What the person may stop; asked once per project, and for own work apart."""
+    known: dict[tuple[int, bool], bool] = {}
+    found = set()
+    for workload in (holding.workload for holding in holdings):
+        if workload is None:
+            continue
+        key = (workload.project_id, workload.owner_id == user.pk)
+        if key not in known:
+            known[key] = access.may_change_workload(user, workload)
+        if known[key]:
+            found.add(workload.pk)
+    return found
 
 
 def _found(request: PageRequest, project: str) -> list[Holding]:

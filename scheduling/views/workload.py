@@ -19,7 +19,7 @@ from django.views.decorators.http import require_http_methods, require_POST, req
 
 from projects import access
 from projects.models import NodeType, User
-from scheduling import costs, formats, services, texts
+from scheduling import costs, formats, services, states, texts
 from scheduling.live import workload_topic
 from scheduling.models import (
     ACTIVE_PHASES,
@@ -27,11 +27,15 @@ from scheduling.models import (
     WAITING_PHASES,
     Attempt,
     Checkpoint,
+    Loan,
     Phase,
     Workload,
 )
 from scheduling.selectors import examined_at, summed
 from scheduling.services import ActionRefusedError
+from scheduling.snapshot import obstacle_of
+from scheduling.states import IDLE, SWAPPED_OUT, SWAPPING_IN, state_of
+from scheduling.texts import swap as swap_texts
 from scheduling.views.charts import Numbered, Range, range_of, workload_charts
 from scheduling.views.pages import PageRequest, page
 from scheduling.views.preferences import safe_next
@@ -44,12 +48,14 @@ MAX_EVENTS = 60
 MAX_WAITS = 60
 MAX_CHECKPOINTS = 20
 
+MAX_WAKES = 3
 RELATED = (
     "project__department",
     "owner",
     "node_type",
     "node__zone",
     "current__resumed_from",
+    "current__allocation__node__node_type",
     "claimant__project",
 )
 
@@ -99,6 +105,9 @@ def workload(request: PageRequest, workload_id: uuid.UUID) -> HttpResponse:
         "rate": costs.rate_per_hour(row) if may_see_cost else None,
         "cost": costs.cost_now(row, now) if may_see_cost else None,
         "node_types": _titles(row),
+        "swap": _swap(row),
+        "state": state_of(row),
+        "state_since": states.since(row),
         "range": range_of(request.GET),
         "charts": _charts(row, request.user, range_of(request.GET)),
         "now": now,
@@ -128,11 +137,14 @@ class Actions:
     may_stop: bool = False
     may_save: bool = False
     may_retry: bool = False
+    may_wake: bool = False
+    may_swap_out: bool = False
     may_clone: bool = False
 
 
 def _actions(row: Workload, user: User) -> Actions:
     may_change = access.may_change_workload(user, row)
+    state = state_of(row)
     return Actions(
         is_connectable=is_connectable(row) and access.may_connect(user, row),
         may_stop=may_change and row.phase not in (*ENDED_PHASES, Phase.STOPPING),
@@ -141,7 +153,54 @@ def _actions(row: Workload, user: User) -> Actions:
         and not row.is_session
         and row.checkpoint_mode != "none",
         may_retry=may_change and row.phase in ENDED_PHASES,
+        may_wake=may_change and row.is_session and state in (SWAPPED_OUT, SWAPPING_IN),
+        may_swap_out=may_change and row.is_session and state == IDLE and _is_swappable(row),
         may_clone=access.may_submit(user, row.project_id),
+    )
+
+
+def _is_swappable(row: Workload) -> bool:
+    attempt: Attempt | None = row.current
+    return attempt is not None and not obstacle_of(row, attempt)
+
+
+@dataclass(frozen=True, slots=True)
+class Swap:
+    """What a page says of a workload's device memory.
+
+    Attributes:
+        obstacle: Why it cannot be swapped, told beforehand; empty where it can.
+        not_lent: Why its device is not lent though it idles.
+        given: The loan under which others use its device.
+        taken: Loans under which it uses others' devices.
+        last: Its last wakes.
+    """
+
+    obstacle: str
+    not_lent: str
+    given: Loan | None
+    taken: list[Loan]
+    last: list[Loan]
+
+    @property
+    def has_something(self) -> bool:
+        return bool(self.obstacle or self.not_lent or self.given or self.taken or self.last)
+
+
+def _swap(row: Workload) -> Swap | None:
+    """None where it has no device, or does not run."""
+    attempt: Attempt | None = row.current
+    if attempt is None or row.phase not in ACTIVE_PHASES or not row.num_devices:
+        return None
+    loans = Loan.objects.select_related("lender__workload__project", "borrower__workload__project")
+    given = loans.filter(lender=attempt)
+    is_running_session = row.is_session and row.phase == Phase.RUNNING
+    return Swap(
+        obstacle=swap_texts.obstacle(obstacle_of(row, attempt)) if is_running_session else "",
+        not_lent=swap_texts.not_lent(attempt.not_lent) if attempt.idle_since else "",
+        given=given.filter(ended_at__isnull=True).first(),
+        taken=list(loans.open().filter(borrower__workload=row, borrower__ended_at__isnull=True)),
+        last=list(given.filter(wake_s__isnull=False)[:MAX_WAKES]),
     )
 
 
@@ -212,6 +271,23 @@ def checkpoint(request: PageRequest, workload_id: uuid.UUID) -> HttpResponse:
     """Save now and go on."""
     row = find_workload(request.user, workload_id)
     return _act(request, row, services.checkpoint_now, _("“%(name)s” was asked to save."))
+
+
+@login_required
+@require_POST
+def wake(request: PageRequest, workload_id: uuid.UUID) -> HttpResponse:
+    """Bring a swapped-out session's GPU back now."""
+    row = find_workload(request.user, workload_id)
+    return _act(request, row, services.wake, _("“%(name)s” is getting its GPU back."))
+
+
+@login_required
+@require_POST
+def swap_out(request: PageRequest, workload_id: uuid.UUID) -> HttpResponse:
+    """Let an idle session's GPU be lent at once."""
+    row = find_workload(request.user, workload_id)
+    done = _("“%(name)s” is swapped out as soon as a training waits for its GPU.")
+    return _act(request, row, services.swap_out, done)
 
 
 def _act(

@@ -12,14 +12,16 @@ from rest_framework import serializers
 
 from projects.access import may_change_workload, may_connect
 from projects.models import User
-from scheduling import texts
+from scheduling import states, texts
 from scheduling.forms.training import PRIORITIES
 from scheduling.models import (
+    ACTIVE_PHASES,
     WAITING_PHASES,
     Attempt,
     Checkpoint,
     DeviceAllocation,
     Event,
+    SwapState,
     Wait,
     Workload,
 )
@@ -113,6 +115,16 @@ class WaitedSchema(serializers.Serializer[Waited]):
     num_waits = serializers.IntegerField()
 
 
+class SwapSchema(serializers.Serializer[dict[str, Any]]):
+    """Where its GPU memory is, and why it is not lent."""
+
+    state = serializers.ChoiceField(choices=SwapState.choices)
+    obstacle = serializers.CharField(help_text="Why it cannot be swapped; empty if it can.")
+    idle_since = serializers.DateTimeField(allow_null=True)
+    bytes_on_host = serializers.IntegerField()
+    not_lent = serializers.CharField(help_text="Why it is not lent though it idles; a code.")
+
+
 class WorkloadSchema(serializers.ModelSerializer[Workload]):
     """A session or training. `env` is null for those who may not change it."""
 
@@ -130,6 +142,11 @@ class WorkloadSchema(serializers.ModelSerializer[Workload]):
         source="claimant.project.name", allow_null=True, default=None
     )
     session_path = serializers.SerializerMethodField()
+    state = serializers.SerializerMethodField(
+        help_text="The phase, or while running `idle`, `swapped_out`, `swapping_in`."
+    )
+    state_since = serializers.SerializerMethodField()
+    swap = serializers.SerializerMethodField()
 
     class Meta:
         model = Workload
@@ -142,6 +159,9 @@ class WorkloadSchema(serializers.ModelSerializer[Workload]):
             "template_name",
             "phase",
             "phase_changed_at",
+            "state",
+            "state_since",
+            "swap",
             "submitted_at",
             "ended_at",
             "reason",
@@ -176,6 +196,25 @@ class WorkloadSchema(serializers.ModelSerializer[Workload]):
             "grace_s",
             "backoff_limit",
         )
+
+    def get_state(self, workload: Workload) -> str:
+        return states.state_of(workload)
+
+    def get_state_since(self, workload: Workload) -> datetime:
+        return states.since(workload)
+
+    @extend_schema_field(SwapSchema(allow_null=True))
+    def get_swap(self, workload: Workload) -> dict[str, Any] | None:
+        attempt: Attempt | None = workload.current
+        if attempt is None or not workload.num_devices or workload.phase not in ACTIVE_PHASES:
+            return None
+        return {
+            "state": attempt.swap_state,
+            "obstacle": attempt.swap_obstacle,
+            "idle_since": attempt.idle_since,
+            "bytes_on_host": attempt.bytes_on_host,
+            "not_lent": attempt.not_lent.get("code", ""),
+        }
 
     def get_priority(self, workload: Workload) -> str:
         """By name, as the form offers it."""

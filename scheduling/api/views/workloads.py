@@ -166,6 +166,18 @@ class WorkloadViewSet(ApiViewSet):
         """Have it save now and go on."""
         return self._act(pk, services.checkpoint_now)
 
+    @extend_schema(request=None, responses={200: WorkloadSchema, **CONFLICTS})
+    @action(detail=True, methods=["post"], url_path="swap-out")
+    def swap_out(self, request: Request, pk: uuid.UUID) -> Response:
+        """Let an idle session's GPU be lent without waiting for its window."""
+        return self._act(pk, services.swap_out)
+
+    @extend_schema(request=None, responses={200: WorkloadSchema, **CONFLICTS})
+    @action(detail=True, methods=["post"])
+    def wake(self, request: Request, pk: uuid.UUID) -> Response:
+        """Bring a swapped-out session's GPU back now. Harmless when it is there."""
+        return self._act(pk, services.wake)
+
     def _workload(self, pk: uuid.UUID) -> Workload:
         workload: Workload = get_object_or_404(self.get_queryset(), pk=pk)
         return workload

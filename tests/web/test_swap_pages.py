@@ -1,0 +1,229 @@
+"""What pages and API say of idle and swapped-out sessions, and what can be done there."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+
+import httpx
+import pytest
+from django.test import Client
+from django.utils import timezone, translation
+
+from projects.models import Project, Role, User
+from scheduling import relay_client
+from scheduling.agent.protocol import LoanState
+from scheduling.cycle import run_cycle
+from scheduling.models import Attempt, Loan, Zone
+from scheduling.services import ActionRefusedError, swap_out, wake
+from scheduling.services.lending import watch_idle
+from scheduling.states import STATES, state_of
+from tests.factories import make_member
+from tests.lending_scene import GIB, Scene, make_scene
+from tests.scheduling.conftest import Organisation
+from tests.scheduling.conftest import organisation as organisation
+from tests.serving import served
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def scene(organisation: Organisation) -> Scene:
+    return make_scene(organisation)
+
+
+def client_of(user: User, language: str = "en") -> Client:
+    client = Client(headers={"accept-language": language})
+    client.force_login(user)
+    return client
+
+
+def page_of(user: User, address: str, language: str = "en") -> str:
+    return client_of(user, language).get(address).content.decode()
+
+
+def swapped_out(scene: Scene) -> Loan:
+    loan = scene.lend()
+    scene.run_training()
+    scene.say(
+        loan, LoanState.LENT, swapped_out_bytes=3 * GIB, out_s=0.5, lent_at=time.time() - 1800
+    )
+    scene.swap_out_session()
+    return loan
+
+
+@pytest.mark.parametrize(
+    ("state", "is_idle", "shown"),
+    [
+        ("running", False, "running"),
+        ("running", True, "idle"),
+        ("locking", True, "idle"),
+        ("swapping_out", True, "idle"),
+        ("swapped_out", True, "swapped_out"),
+        ("waiting", False, "swapping_in"),
+        ("swapping_in", False, "swapping_in"),
+    ],
+)
+def test_one_function_says_the_state(scene: Scene, state: str, is_idle: bool, shown: str) -> None:
+    idle_since = timezone.now() if is_idle else None
+    Attempt.objects.filter(workload=scene.session).update(swap_state=state, idle_since=idle_since)
+    scene.session.refresh_from_db()
+    assert state_of(scene.session) == shown
+    assert shown in STATES
+    api = client_of(scene.organisation.vera).get(f"/api/v1/workloads/{scene.session.pk}").json()
+    assert api["state"] == shown
+    assert api["phase"] == "running"
+    page = page_of(scene.organisation.vera, f"/workloads/{scene.session.pk}")
+    assert f'data-state="{shown}"' in page
+
+
+def test_a_swapped_out_session_says_to_whom_and_offers_to_wake(scene: Scene) -> None:
+    swapped_out(scene)
+    address = f"/workloads/{scene.session.pk}"
+    vera, lena = scene.organisation.vera, scene.organisation.lena
+    page = page_of(vera, address)
+    assert "Wake now" in page
+    assert f"Its GPU is lent to {scene.training.name} of Language" in page
+    assert "Swapped out (3" in page
+    assert "Вернуть сейчас" in page_of(vera, address, "ru")
+    training = page_of(lena, f"/workloads/{scene.training.pk}")
+    assert f"Uses the GPU of {scene.session.name}" in training
+    assert "Wake now" not in training
+
+
+def test_a_session_that_cannot_be_swapped_says_so_beforehand(scene: Scene) -> None:
+    Attempt.objects.filter(workload=scene.session).update(swap_obstacle="managed_memory")
+    page = page_of(scene.organisation.vera, f"/workloads/{scene.session.pk}")
+    assert "Cannot be swapped out while idle: It uses managed GPU memory" in page
+    Project.objects.update(lends_idle=False)
+    page = page_of(scene.organisation.vera, f"/workloads/{scene.session.pk}")
+    assert "Its project does not lend idle GPUs." in page
+
+
+def test_an_idle_session_says_why_it_lends_nothing(scene: Scene) -> None:
+    scene.rest(minutes=1)
+    watch_idle(timezone.now())
+    run_cycle()
+    page = page_of(scene.organisation.vera, f"/workloads/{scene.session.pk}")
+    assert "It has not been idle for long enough yet." in page
+
+
+def test_the_owner_swaps_out_at_once_and_others_only_after_the_window(scene: Scene) -> None:
+    vera = scene.organisation.vera
+    manager = make_member(scene.organisation.vision, "mila", Role.MANAGER)
+    with pytest.raises(ActionRefusedError, match="in use"):
+        swap_out(scene.session, actor=vera)
+    scene.rest(minutes=0.5)
+    watch_idle(timezone.now())
+    run_cycle()
+    assert not Loan.objects.exists()
+    with pytest.raises(ActionRefusedError, match="in use"):
+        swap_out(scene.session, actor=manager)
+    with pytest.raises(ActionRefusedError, match="may not"):
+        swap_out(scene.session, actor=scene.organisation.lena)
+    answer = client_of(vera).post(f"/api/v1/workloads/{scene.session.pk}/swap-out")
+    assert answer.status_code == 200
+    run_cycle()
+    assert Loan.objects.get().lender.workload == scene.session
+
+
+def test_an_obstacle_is_named_when_swapping_out_is_asked(scene: Scene) -> None:
+    scene.rest()
+    watch_idle(timezone.now())
+    Attempt.objects.filter(workload=scene.session).update(swap_obstacle="several_gpus")
+    answer = client_of(scene.organisation.vera).post(
+        f"/api/v1/workloads/{scene.session.pk}/swap-out"
+    )
+    assert answer.status_code == 409
+    assert answer.json()["code"] == "cannot_be_swapped"
+    assert "several GPUs" in answer.json()["detail"]
+
+
+@pytest.fixture
+def relay(scene: Scene) -> Iterator[list[tuple[str, str]]]:
+    """Something that listens where the agent's relay would."""
+    asked: list[tuple[str, str]] = []
+
+    async def app(scope: dict, receive: object, send: object) -> None:  # type: ignore[type-arg]
+        headers = {key.decode(): value.decode() for key, value in scope["headers"]}
+        asked.append((scope["path"], headers.get("authorization", "")))
+        await send({"type": "http.response.start", "status": 204, "headers": []})  # type: ignore[operator]
+        await send({"type": "http.response.body", "body": b""})  # type: ignore[operator]
+
+    with served(app, lifespan="off") as port:
+        scene.relay_url = f"http://127.0.0.1:{port}"
+        yield asked
+
+
+def test_the_button_asks_the_nodes_agent(scene: Scene, relay: list[tuple[str, str]]) -> None:
+    loan = swapped_out(scene)
+    Zone.objects.update(relay_url=scene.relay_url)
+    client = client_of(scene.organisation.vera)
+    assert client.post(f"/workloads/{scene.session.pk}/wake").status_code == 302
+    assert relay == [(f"/attempts/{loan.lender_id}/wake", "Bearer relay-secret")]
+    assert client_of(scene.organisation.lena).post(
+        f"/workloads/{scene.session.pk}/wake"
+    ).status_code in (403, 404)
+
+
+def test_an_agent_that_is_away_is_said(scene: Scene) -> None:
+    swapped_out(scene)
+    Zone.objects.update(relay_url="http://127.0.0.1:9")  # nobody listens there
+    with pytest.raises(ActionRefusedError) as caught:
+        wake(scene.session, actor=scene.organisation.vera)
+    assert caught.value.code == "agent_away"
+    assert not isinstance(caught.value.__cause__, httpx.HTTPError)
+    assert isinstance(caught.value.__cause__, relay_client.AgentAwayError)
+
+
+def test_waking_what_is_awake_is_harmless(scene: Scene) -> None:
+    wake(scene.session, actor=scene.organisation.vera)
+    assert not scene.session.events.filter(code="wake_asked").exists()
+
+
+def test_the_page_of_loans_has_the_figures(scene: Scene) -> None:
+    vera, sergey = scene.organisation.vera, scene.organisation.sergey
+    assert "Nothing was lent" in page_of(vera, "/swap")
+    loan = swapped_out(scene)
+    now = time.time()
+    scene.say(loan, LoanState.ENDED, ended_by="cell", wake_s=0.84, in_s=0.5, ended_at=now)
+    page = page_of(vera, "/swap")
+    assert "0.84" in page
+    assert "0.50" in page, "half an hour of one GPU"
+    assert scene.session.name in page
+    assert "a cell" in page
+    assert "another project" in page, "whose training it was"
+    others = page_of(sergey, "/swap?days=1")
+    assert scene.session.name not in others
+    with translation.override("ru"):
+        assert "Одолженные GPU" in page_of(vera, "/swap?days=30", "ru")
+
+
+def test_prometheus_has_swap(scene: Scene) -> None:
+    from scheduling.prometheus import organisation as families
+
+    loan = swapped_out(scene)
+    scene.say(loan, LoanState.ENDED, ended_by="cell", wake_s=0.84, ended_at=time.time())
+    found = {family.name: family for family in families.families(timezone.now())}
+    assert found["allot_swap_out_total"].series[0][1:] == ({"node_type": "t4"}, 1)
+    assert found["allot_swap_loans_ended_total"].series == [("", {"ended_by": "cell"}, 1)]
+    buckets = {
+        labels.get("le"): value
+        for suffix, labels, value in found["allot_swap_in_seconds"].series
+        if suffix == "_bucket"
+    }
+    assert (buckets["0.5"], buckets["1"], buckets["+Inf"]) == (0, 1, 1)
+    (lent_s,) = [series[2] for series in found["allot_swap_lent_gpu_seconds_total"].series]
+    assert lent_s == pytest.approx(1800, abs=5)
+
+
+def test_the_idle_page_says_what_becomes_of_the_gpu(scene: Scene) -> None:
+    from scheduling.templatetags.allot import lending
+
+    scene.rest(minutes=1)
+    watch_idle(timezone.now() - timedelta(seconds=1))
+    run_cycle()
+    scene.session.refresh_from_db()
+    assert "not been idle for long enough" in str(lending(scene.session))
+    assert lending(scene.training) == "—"
