@@ -43,7 +43,7 @@ class Outcome:
     """What a cycle did. `has_effects` when an agent has something new to do.
 
     Attributes:
-        increments: Those of arrivals that had effects, still to be remembered.
+        increments: Arrivals that were decided alone; what had effects is still to be remembered.
         needs_full: A full cycle should follow, for others or to be warm again.
     """
 
@@ -106,8 +106,8 @@ def _answer_arrivals(warm: Warm) -> Outcome | None:
     if recorded is None:
         return None
     decisions = [item for one in recorded for item in one.plan.decisions]
-    effects = [one for one in recorded if _has_effects(one.plan)]
-    return Outcome(bool(effects), len(decisions), 0.0, tuple(effects), not warm.is_warm)
+    has_effects = any(_has_effects(one.plan) for one in recorded)
+    return Outcome(has_effects, len(decisions), 0.0, tuple(recorded), not warm.is_warm)
 
 
 def _has_effects(decided: Plan) -> bool:
@@ -117,6 +117,8 @@ def _has_effects(decided: Plan) -> bool:
 def remember_increments(outcome: Outcome) -> None:
     """Keep what increments changed, once their effects are on their way."""
     for one in outcome.increments:
+        if not _has_effects(one.plan):
+            continue
         marks = [0.0, one.snapshot_s, one.snapshot_s + one.plan_s]
         marks.append(marks[-1] + one.record_s)
         _remember(one.taken, one.plan, one.at.timestamp(), marks)

@@ -53,6 +53,7 @@ class Warm:
         self._mark = 0
         self._own: set[int] = set()
         self._since = 0.0
+        self._last: tuple[Taken, list[core.Workload]]
 
     @property
     def is_warm(self) -> bool:
@@ -72,11 +73,20 @@ class Warm:
             gc.collect()
             gc.freeze()
 
+    def resume(self) -> None:
+        """Be warm again from memory alone, where nothing else has happened since: for benches."""
+        taken, arrived = self._last
+        whole = replace(taken.snapshot, workloads=(*taken.snapshot.workloads, *arrived))
+        planner = WarmPlanner(whole, taken.policy, timezone.now().timestamp())
+        self.keep(feed.mark(), replace(taken, snapshot=whole), planner)
+
     def drop(self) -> None:
         """Forget everything; a full cycle comes next."""
         if self._planner is not None:
             self._planner.close()
             gc.unfreeze()
+            assert self._taken is not None
+            self._last = (self._taken, self._arrived)
         self._planner = self._taken = None
         self._arrived, self._own = [], set()
 
@@ -143,11 +153,11 @@ class Warm:
                 whole, plan, at, marks[1] - marks[0], decided - began, time.monotonic() - decided
             )
             done.append(recorded)
-            self._arrived.append(_after(workload, increment.decisions))
             if not planner.is_warm:
                 # What it leaves to others is a full cycle's matter, as are further arrivals.
                 self.drop()
                 break
+            self._arrived.append(_after(workload, increment.decisions))
         return done
 
     def _partial(

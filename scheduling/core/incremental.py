@@ -127,7 +127,8 @@ class WarmPlanner:
             queue.sort()
         self._ids = [item.id for item in self._state.items]
         self._has_gangs = any(item.pending and item.num_missing > 1 for item in self._state.items)
-        self._has_idle = any(item.workload.idle is not None for item in self._state.items)
+        idle = (item.workload.idle for item in self._state.items)
+        self._has_idle = any(one and one.since_s is not None and not one.obstacle for one in idle)
         self._valid_until_s = min(self._turning_points(now_s), default=float("inf"))
 
     def _turning_points(self, now_s: float) -> Iterator[float]:
@@ -149,7 +150,9 @@ class WarmPlanner:
                 yield delayed_until
             since, period = workload.waiting_since_s, policy.aging_period_s
             if since is not None and period:
-                yield since + ((now_s - since) // period + 1) * period
+                step = (now_s - since) // period + 1
+                if step <= policy.aging_bound:
+                    yield since + step * period
 
     def close(self) -> None:
         """Let go of the state; newcomers can be asked about no more."""

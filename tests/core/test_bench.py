@@ -22,8 +22,11 @@ SMALL = {"nodes": 12, "running": 40, "pending": 60, "projects": 20}
     ("name", "expected"),
     [
         ("cycle", {"cycle_s", "cycle_cpu_s", "placements_per_s", "peak_rss_mib"}),
-        ("incremental", {"decide_s"}),
-        ("reclaim", {"decide_s", "peak_rss_mib"}),
+        (
+            "incremental",
+            {"decide_s", "decided_by_full_cycle", "followed_by_full_cycle", "peak_rss_mib"},
+        ),
+        ("reclaim", {"decide_s", "full_cycle_s", "peak_rss_mib"}),
     ],
 )
 def test_figures(name: str, expected: set[str]) -> None:

@@ -61,7 +61,7 @@ def build(size: Size) -> Snapshot:
     teams = [f"team-{i:03}" for i in range(size.projects)]
     weights = [1.0 / (i + 1) ** 0.6 for i in range(size.projects)]
     projects = _projects(random, nodes, teams, weights)
-    makers = _Maker(random, teams, weights)
+    makers = Maker(random, teams, weights)
     running = _place(nodes, makers, size.running)
     pending = [makers.workload(size.running + i) for i in range(size.pending)]
     return Snapshot(nodes, projects, (*running, *pending))
@@ -117,7 +117,7 @@ def _project(
     return Project(name, parent, 100, created, shares)
 
 
-class _Maker:
+class Maker:
     """Makes workloads, one after the other."""
 
     def __init__(self, random: Random, teams: list[str], weights: list[float]) -> None:
@@ -174,7 +174,7 @@ class _Maker:
         return tuple(names[first : first + 1 + (draw > 0.7)])
 
 
-def _place(nodes: tuple[Node, ...], makers: _Maker, count: int) -> list[Workload]:
+def _place(nodes: tuple[Node, ...], makers: Maker, count: int) -> list[Workload]:
     """Workloads put wherever they fit, whoever they belong to."""
     ledger = Ledger(nodes, placement={})
     ledger.index()

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import gc
+import time
 from argparse import ArgumentParser
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from random import Random
 from typing import Any
 
-from scheduling.core.cycle import plan, would_start
+from scheduling.core.cycle import plan
 from scheduling.core.decisions import Evict, Hold, Plan, Start
+from scheduling.core.incremental import WarmPlanner
 from scheduling.core.rooms import Ask
 from scheduling.core.scenario import follow
 from scheduling.core.types import (
@@ -29,7 +33,7 @@ from scheduling.core.types import (
     Workload,
     WorkloadId,
 )
-from scheduling.management.benches.cluster import Size, build
+from scheduling.management.benches.cluster import Maker, Size, build
 from scheduling.management.benches.figures import (
     Bench,
     Report,
@@ -40,6 +44,7 @@ from scheduling.management.benches.figures import (
 )
 
 SETTLING_CYCLES = 4
+MAX_SETTLING_CYCLES = 40
 CHURN = 0.02  # of what runs ends before the measured cycle, as between two cycles of a busy hour
 
 
@@ -62,39 +67,99 @@ def cycle(size: Size, runs: int, warmup: int) -> Report:
 
 
 def incremental(size: Size, runs: int, warmup: int) -> Report:
-    """One new workload on that cluster: what a form asks before it is submitted."""
-    snapshot = _busy(size)
-    newcomer = replace(
-        next(w for w in snapshot.workloads if w.kind is Kind.INTERACTIVE),
-        id=WorkloadId("newcomer"),
-        replicas=(Replica(ReplicaId("newcomer-0"), ReplicaState.PENDING),),
-        submitted=1e9,
-    )
-    result = repeat(lambda done: would_start(snapshot, Policy(), 0.0, newcomer), runs, warmup)
+    """One new workload on that cluster, on a warm planner; every kind that the cluster has.
+
+    Where an increment leaves something to a full cycle, that cycle is run before the next arrival
+    and not counted; where only a full cycle can decide, its time is counted.
+    """
+    snapshot = _settled(size)
+    planner = WarmPlanner(snapshot, Policy(), 0.0)
+    arrivals = newcomers(size, snapshot, warmup + runs)
+    times: list[float] = []
+    full = after = 0
+    with frozen():
+        for newcomer in arrivals:
+            began = time.monotonic()
+            increment = planner.arrive(newcomer, 1.0)
+            if increment is None:
+                grown = replace(snapshot, workloads=(*snapshot.workloads, newcomer))
+                plan(grown, Policy(), 1.0)
+                full += 1
+            times.append(time.monotonic() - began)
+            if not planner.is_warm:
+                after += increment is not None
+                planner = WarmPlanner(snapshot, Policy(), 0.0)
     return Report(
         params=_params(size, snapshot),
-        figures={"decide_s": figure(result.wall_s, "s", 0.1)},
+        figures={
+            "decide_s": figure(times[warmup:], "s", 0.1),
+            "decided_by_full_cycle": figure([float(full)], "arrivals"),
+            "followed_by_full_cycle": figure([float(after)], "arrivals"),
+            "peak_rss_mib": figure([peak_rss_mib()], "MiB", 1024),
+        },
         phases={},
     )
 
 
 def reclaim(size: Size, runs: int, warmup: int) -> Report:
-    """One GPU claimed back from borrowers that hold the whole cluster."""
-    snapshot = _borrowed(size)
-    decided = plan(snapshot, Policy(), 0.0)
+    """One GPU claimed back from borrowers that hold the whole cluster: on a warm planner, and by a
+    full cycle."""
+    snapshot, claim = _borrowed(size)
+    grown = replace(snapshot, workloads=(*snapshot.workloads, claim))
+    decided = plan(grown, Policy(), 0.0)
+    check(grown, decided)
     evictions = [d for d in decided.decisions if isinstance(d, Evict)]
-    if len(evictions) != 1:
-        raise AssertionError(f"one victim is needed, not {len(evictions)}")
-    check(snapshot, decided)
-    result = repeat(lambda done: plan(snapshot, Policy(), 0.0, None, done), runs, warmup)
+    times: list[float] = []
+    for _ in range(warmup + runs):
+        planner = WarmPlanner(snapshot, Policy(), 0.0)
+        began = time.monotonic()
+        increment = planner.arrive(claim, 0.0)
+        times.append(time.monotonic() - began)
+        found = [] if increment is None else increment.decisions
+        if len(evictions) != 1 or [d for d in found if isinstance(d, Evict)] != evictions:
+            raise AssertionError("one victim is needed, the same in both ways")
+    result = repeat(lambda done: plan(grown, Policy(), 0.0, None, done), runs, warmup)
     return Report(
-        params=_params(size, snapshot),
+        params=_params(size, grown),
         figures={
-            "decide_s": figure(result.wall_s, "s", 0.02),
+            "decide_s": figure(times[warmup:], "s", 0.02),
+            "full_cycle_s": figure(result.wall_s, "s"),
             "peak_rss_mib": figure([peak_rss_mib()], "MiB", 1024),
         },
         phases=phases(result),
     )
+
+
+def newcomers(size: Size, snapshot: Snapshot, count: int) -> list[Workload]:
+    """More of what the cluster is made of, submitted after all that is there."""
+    teams = [f"team-{i:03}" for i in range(size.projects)]
+    weights = [1.0 / (i + 1) ** 0.6 for i in range(size.projects)]
+    maker = Maker(Random(size.seed + 1), teams, weights)
+    first = 2 * (size.running + size.pending)
+    return [maker.workload(first + i) for i in range(count)]
+
+
+def _settled(size: Size) -> Snapshot:
+    """That cluster once a full cycle changes nothing any more."""
+    snapshot = _busy(size)
+    for _ in range(MAX_SETTLING_CYCLES):
+        planner = WarmPlanner(snapshot, Policy(), 0.0)
+        if planner.is_warm:
+            planner.close()
+            return snapshot
+        snapshot = follow(snapshot, planner.plan, 0.0)
+    raise AssertionError("the cluster does not settle")
+
+
+@contextmanager
+def frozen() -> Iterator[None]:
+    """What is there is here to stay, as in the process that keeps a planner warm."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def _add_arguments(parser: ArgumentParser) -> None:
@@ -102,22 +167,24 @@ def _add_arguments(parser: ArgumentParser) -> None:
     for name in SIZES:
         flag = f"--{name.replace('_', '-')}"
         parser.add_argument(flag, type=int, default=getattr(default, name))
+    parser.add_argument(
+        "--database", action="store_true", help="read from and record in a PostgreSQL of its own"
+    )
 
 
-def _bench(about: str, measure: Callable[[Size, int, int], Report]) -> Bench:
+Measure = Callable[[Size, int, int], Report]
+
+
+def _bench(about: str, measure: Measure, recorded: Measure, runs: int = 9) -> Bench:
     def with_options(options: Mapping[str, Any]) -> Report:
         size = Size(**{name: options[name] for name in SIZES})
-        return measure(size, options["runs"], options["warmup"])
+        chosen = recorded if options["database"] else measure
+        return chosen(size, options["runs"], options["warmup"])
 
-    return Bench(about, _add_arguments, with_options)
+    return Bench(about, _add_arguments, with_options, runs)
 
 
 SIZES = ("nodes", "gpus_per_node", "running", "pending", "projects", "seed")
-BENCHES = {
-    "cycle": _bench("a full cycle of the planner", cycle),
-    "incremental": _bench("one new workload on that cluster", incremental),
-    "reclaim": _bench("one GPU claimed back from borrowers", reclaim),
-}
 
 
 def check(snapshot: Snapshot, decided: Plan) -> int:
@@ -169,8 +236,8 @@ def _busy(size: Size) -> Snapshot:
     return replace(snapshot, workloads=tuple(kept))
 
 
-def _borrowed(size: Size) -> Snapshot:
-    """Every GPU lent out in single-GPU trainings, to all projects but one, which claims."""
+def _borrowed(size: Size) -> tuple[Snapshot, Workload]:
+    """Every GPU taken by single-GPU trainings of all projects but one, and that one's claim."""
     cluster = build(replace(size, running=0, pending=0))
     key = ResourceKey("gpu:bench")
     nodes = tuple(replace(node, gpu_key=key, node_type=None) for node in cluster.nodes)
@@ -185,8 +252,8 @@ def _borrowed(size: Size) -> Snapshot:
     ]
     full = Snapshot(nodes, (*borrowers, owner), tuple(trainings))
     full = follow(full, plan(full, Policy(), 0.0), 0.0)
-    claim = replace(_training("claim", "owner", 1e9), kind=Kind.INTERACTIVE, is_preemptible=False)
-    return replace(full, workloads=(*full.workloads, claim))
+    claim = replace(_training("w9", "owner", 1e9), kind=Kind.INTERACTIVE, is_preemptible=False)
+    return full, claim
 
 
 def _training(name: str, project: str, submitted: float) -> Workload:
@@ -209,3 +276,34 @@ def _params(size: Size, snapshot: Snapshot) -> dict[str, int]:
     """The size asked for, with what really runs and waits."""
     running = sum(1 for w in snapshot.workloads if any(r.placement for r in w.replicas))
     return {**asdict(size), "running": running, "pending": len(snapshot.workloads) - running}
+
+
+def _cycle_recorded(size: Size, runs: int, warmup: int) -> Report:
+    # Only here: what needs Django's models.
+    from scheduling.management.benches.recorded import cycle_recorded
+
+    return cycle_recorded(size, _busy(size), runs, warmup)
+
+
+def _incremental_recorded(size: Size, runs: int, warmup: int) -> Report:
+    from scheduling.management.benches.recorded import arrivals_recorded
+
+    snapshot = _settled(size)
+    arrivals = newcomers(size, snapshot, warmup + runs)
+    return arrivals_recorded(size, snapshot, arrivals, warmup)
+
+
+def _reclaim_recorded(size: Size, runs: int, warmup: int) -> Report:
+    from scheduling.management.benches.recorded import reclaims_recorded
+
+    snapshot, claim = _borrowed(size)
+    return reclaims_recorded(size, snapshot, claim, runs, warmup)
+
+
+BENCHES = {
+    "cycle": _bench("a full cycle of the planner", cycle, _cycle_recorded),
+    "incremental": _bench(
+        "one new workload on that cluster", incremental, _incremental_recorded, runs=100
+    ),
+    "reclaim": _bench("one GPU claimed back from borrowers", reclaim, _reclaim_recorded),
+}
