@@ -18,6 +18,25 @@ from ctypes import byref, c_int, c_size_t, c_uint, c_uint64, c_void_p
 POINTER = c_uint64
 
 
+class _Place(ctypes.Structure):
+    """`Dl_info`."""
+
+    _fields_ = (
+        ("file", ctypes.c_char_p),
+        ("base", c_void_p),
+        ("name", ctypes.c_char_p),
+        ("address", c_void_p),
+    )
+
+
+def _place_of(pointer: c_void_p) -> tuple[str, str]:
+    """The exported name at an address, and the file that exports it."""
+    place = _Place()
+    if not pointer.value or not ctypes.CDLL(None).dladdr(pointer, byref(place)):
+        return "", ""
+    return (place.name or b"").decode(), (place.file or b"").decode()
+
+
 class Caller:
     def __init__(self) -> None:
         self.cu = ctypes.CDLL("libcuda.so.1")
@@ -232,6 +251,20 @@ class Caller:
         """Whether the resolver's answer is the library's own exported function of that name."""
         found = self.resolve(symbol, version, flags)[1]
         return found == ctypes.cast(getattr(self.cu, expected), c_void_p).value
+
+    def replay(self, trace: str, first: str) -> list[list[object]]:
+        """Ask what a runtime asked: per request the result, and the name and file of the answer."""
+        resolver = getattr(self.cu, first)
+        answers: list[list[object]] = []
+        with open(trace) as lines:
+            for line in lines:
+                name, version, flags = line.split()
+                pointer, status = c_void_p(), c_int(-1)
+                more = [byref(status)] if first.endswith("_v2") else []
+                asked = b"" if name == "-" else name.encode()
+                result = resolver(asked, byref(pointer), int(version), c_uint64(int(flags)), *more)
+                answers.append([line.strip(), result, *_place_of(pointer)])
+        return answers
 
     def fork_then(self, num_bytes: int) -> list[int]:
         """What a forked child's own allocation gives, and what it sees as free before it."""

@@ -18,6 +18,7 @@ from scheduling.agent.fraction.region import Flag, State
 from tests.fraction.world import CALLER, GIB, MIB, T4_USABLE, UUIDS, FakeDevice, World, until
 
 MakeWorld = Callable[..., World]
+TRACES = sorted((Path(__file__).parent / "cudart").glob("*.txt"))
 OUT_OF_MEMORY, NOT_READY, ILLEGAL_STATE = 2, 802, 401
 # Everything that allocates, and by which function of the fake.
 DRIVER_FUNCTIONS = {
@@ -404,6 +405,31 @@ def test_every_hook_is_what_the_resolver_answers(world: World) -> None:
     # Between two of one version the driver takes the one that it lists last.
     newest = {(base, version, flags): symbol for base, version, flags, symbol in questions}
     assert [w for w in wrong if newest[w[0], w[1], w[2]] == w[3]] == []
+
+
+@pytest.mark.parametrize("trace", TRACES, ids=lambda trace: trace.stem)
+def test_what_each_runtime_asks_gets_the_drivers_choice_from_us(world: World, trace: Path) -> None:
+    """Recorded from cudart of CUDA 11.8, 12.9, 13.0 and 13.5 (see cudart/recorder.c)."""
+    first = "cuGetProcAddress" if trace.stem.startswith("11.") else "cuGetProcAddress_v2"
+    ask = ["replay", str(trace), first]
+    through = world.ask(["init"], ask)[1]
+    plain = world.prefix / "plain"
+    plain.mkdir()
+    (plain / "libcuda.so.1").write_bytes(world.libraries.fake_cuda.read_bytes())
+    (plain / "driver.conf").write_bytes((world.prefix / "driver.conf").read_bytes())
+    driver = world.ask(["init"], ask, LD_LIBRARY_PATH=str(plain))[1]
+    assert isinstance(through, list)
+    assert isinstance(driver, list)
+    hooked = {hook.symbol for hook in symbols.read("cuda")}
+    num_hooked = 0
+    for ours, theirs in zip(through, driver, strict=True):
+        # Result and variant are the driver's; what is hooked comes from the proxy.
+        assert ours[:3] == theirs[:3]
+        if ours[2]:
+            is_ours = ours[3] == str(world.libraries.cuda)
+            assert is_ours == (ours[2] in hooked), ours
+            num_hooked += is_ours
+    assert num_hooked > 90
 
 
 def test_the_resolvers_errors_are_the_drivers(world: World) -> None:

@@ -132,7 +132,8 @@ def _function(
     if hook.kind != "plain":
         body += ["    int held = allot_gate();", "    if (held)", "        return held;"]
     if hook.kind == "launch":
-        stream = "config ? config->hStream : 0" if "config" in hook.arguments else "stream"
+        streams = {"config": "config ? config->hStream : 0", "stream": "stream"}
+        stream = next((streams[name] for name in hook.arguments if name in streams), "0")
         body.append(f"    allot_take_turn({stream});")
     if hook.rule == PASSES_ON:
         return [head, "{", *body, passed_on[4:], "}", ""]
