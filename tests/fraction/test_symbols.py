@@ -10,7 +10,6 @@ import pytest
 from scheduling.agent.fraction import build, symbols
 from scheduling.agent.fraction.build import FAKE, NATIVE, Libraries
 
-
 NAMED = """
 cuGetProcAddress cuMemAlloc cuMemAllocPitch cuMemAllocManaged cuMemAllocAsync
 cuMemAllocFromPoolAsync cuMemFree cuMemFreeAsync cuMemCreate cuMemRelease cuMemMap cuMemUnmap
