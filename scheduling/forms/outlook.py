@@ -18,6 +18,7 @@ from scheduling.capacity import Supply, supplies
 from scheduling.forms.amounts import AmountField, parse_number, written
 from scheduling.forms.base import WorkloadForm
 from scheduling.services import Preview, WorkloadSpec, preview
+from scheduling.texts import estimates
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,13 @@ class Outlook:
     wrong: tuple[BoundField, ...]
     command: tuple[str, ...]
     node_type: NodeType | None = None
+
+    @property
+    def eta(self) -> str:
+        """When it would start, where it would wait."""
+        if self.preview is None or self.preview.starts_now:
+            return ""
+        return estimates.told(self.preview.eta)
 
     @property
     def cost_per_hour(self) -> Decimal | None:

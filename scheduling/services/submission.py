@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from decimal import Decimal
 
 import msgspec
@@ -26,6 +26,7 @@ from scheduling.core.cycle import would_start
 from scheduling.core.decisions import Hold, Lend, Reason, Start
 from scheduling.models import Node, NodeState, Phase, Workload, Zone
 from scheduling.relay_client import AgentAwayError, FieldProblem
+from scheduling.services.estimates import eta_to_tell
 from scheduling.services.events import announce_workload, open_wait, record_event, wake_planner
 from scheduling.snapshot import core_workload, pending_replicas, take_snapshot
 from telemetry.cost import cost_per_hour
@@ -90,6 +91,7 @@ class Preview:
         cost_per_hour: On the node type chosen (or first preferred); None where no type fits.
         node_type: Its name.
         num_replicas: So many would start now, or the least that it waits for.
+        eta: When it would start, as `Workload.eta`; empty where nothing is known.
     """
 
     starts_now: bool
@@ -97,6 +99,7 @@ class Preview:
     cost_per_hour: Decimal | None
     node_type: str | None
     num_replicas: int = 1
+    eta: dict[str, object] = field(default_factory=dict)
 
 
 def submit(spec: WorkloadSpec, *, owner: User, request_id: uuid.UUID) -> Workload:
@@ -238,6 +241,7 @@ def preview(spec: WorkloadSpec, *, owner: User) -> Preview:
         cost_per_hour=None if cost is None else num_replicas * cost,
         node_type=name,
         num_replicas=num_replicas,
+        eta=eta_to_tell({}, decision.eta) if isinstance(decision, Hold) else {},
     )
 
 

@@ -18,9 +18,12 @@ def eta_text(workload: Workload) -> str:
     """Empty where it does not wait."""
     if workload.phase not in WAITING_PHASES:
         return ""
-    if not workload.eta:
-        return _("start not predictable")
-    return _range(workload.eta)
+    return told(workload.eta)
+
+
+def told(eta: Mapping[str, Any]) -> str:
+    """An estimate of something that waits."""
+    return _range(eta) if eta else _("start not predictable")
 
 
 def eta_basis(workload: Workload) -> str:

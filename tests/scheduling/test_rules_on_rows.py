@@ -28,6 +28,7 @@ from scheduling.models import (
     Workload,
 )
 from scheduling.services import nodes as services_nodes
+from scheduling.services import preview
 from scheduling.services.actions import ActionRefusedError
 from scheduling.services.estimates import eta_json, eta_to_tell
 from scheduling.snapshot import take_snapshot, workload_id
@@ -429,6 +430,9 @@ def test_a_waiting_workload_gets_a_range_with_its_basis(
     page = client.get(f"/workloads/{waiting.pk}").content.decode().replace("\xa0", " ")
     assert re.search(r"starts in (9|10) min to (29|30) min", page)
     assert "data-eta" in client.get("/queue").content.decode()
+    asked = preview(training_spec(organisation.speech), owner=organisation.sergey)
+    assert not asked.starts_now
+    assert asked.eta["basis"] == "history"
     organisation.agent.end(running[0])
     run_cycle()
     waiting.refresh_from_db()
