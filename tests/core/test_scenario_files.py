@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from scheduling.core.errors import ScenarioError
-from scheduling.core.scenario import load_scenario, load_scenarios
-from scheduling.core.types import GpuRequest, Placement
+from scheduling.core.scenario import export_scenario, load_scenario, load_scenarios
+from scheduling.core.types import (
+    EvictionCost,
+    FailedStart,
+    GpuRequest,
+    NodeName,
+    Placement,
+    Policy,
+    ResourceKey,
+    WorkloadId,
+)
+from tests.core.small import node, project, snapshot, training
 
 # `Any`: the tests below damage parsed JSON in every way.
 Damage = Callable[[Any], object]
@@ -195,6 +206,29 @@ R = ("workloads", 0, "replicas", 0)
             "$.expect.replicas.w0-0.node",
             "no node",
         ),
+        (
+            setting(*W, "required_labels", to={"net": 1}),
+            "$.workloads[0].required_labels.net",
+            "text",
+        ),
+        (setting(*W, "early_end_s", to="soon"), "$.workloads[0].early_end_s", "number"),
+        (setting(*W, "last_exit_code", to=1.5), "$.workloads[0].last_exit_code", "whole number"),
+        (
+            setting("nodes", 0, "failed_starts", to=[{"workload": "w", "at_s": 1, "why": ""}]),
+            "$.nodes[0].failed_starts[0].why",
+            "unknown",
+        ),
+        (
+            setting("projects", 1, "past_use_ppm", to={"gpu": -1}),
+            "$.projects[1].past_use_ppm.gpu",
+            "less than 0",
+        ),
+        (setting("policy", to={"topology": "rack"}), "$.policy.topology", "a list is needed"),
+        (
+            setting("policy", to={"cordon_failures": 0.5}),
+            "$.policy.cordon_failures",
+            "whole number",
+        ),
         (setting("cycles", to=0), "$.cycles", "less than 1"),
         (setting("policy", to={"speed": 1}), "$.policy.speed", "unknown"),
         (
@@ -259,3 +293,53 @@ def test_a_list_names_the_entry() -> None:
         load_scenarios([BASE, BASE])
     with pytest.raises(ScenarioError, match=r"\$\[1\]\.nodes\[0\]\.gpus"):
         load_scenarios([BASE, damaged(setting("nodes", 0, "gpus", to=None)) | {"id": "other"}])
+
+
+def test_every_field_of_a_snapshot_survives_its_file() -> None:
+    """A captured cycle is read back as it was, field by field."""
+    one = training(
+        "w",
+        "p",
+        failures=2,
+        last_error="boom",
+        last_exit_code=3,
+        not_before_s=9.0,
+        avoided_nodes=frozenset({NodeName("a")}),
+        required_labels={"net": "ib"},
+        waiting_since_s=1.0,
+        expected_run_s=60.0,
+        expected_basis="history",
+    )
+    runs = training(
+        "r",
+        "p",
+        1000,
+        "a:0",
+        expected_end_s=90.0,
+        early_end_s=30.0,
+        expected_basis="time_limits",
+        incomplete_since_s=4.0,
+        eviction_cost=EvictionCost(1.0, 2.0, 3.0),
+    )
+    starts = (FailedStart(WorkloadId("x"), 5.0),)
+    used = {ResourceKey("gpu"): 250_000}
+    world = snapshot(
+        node("a", labels={"rack": "r1"}, failed_starts=starts),
+        project("p", 2000, past_use_ppm=used),
+        one,
+        runs,
+    )
+    policy = Policy(
+        topology=("rack", "zone"),
+        cordon_failures=2,
+        cordon_window_s=60.0,
+        history_factor_milli=500,
+        history_window_s=100.0,
+        history_half_life_s=50.0,
+    )
+    file = export_scenario(world, policy, 7.0, scenario_id="all")
+    read = load_scenario(json.loads(json.dumps(file)))
+    assert read.policy == policy
+    assert read.snapshot.nodes == world.nodes
+    assert read.snapshot.projects == world.projects
+    assert read.snapshot.workloads == world.workloads
