@@ -157,7 +157,7 @@ class CycleRecordAdmin(ReadOnlyAdmin):
 
     def get_queryset(self, request: object) -> object:  # type: ignore[override]  # narrower rows
         """A scenario may be large; lists leave it in the database."""
-        return CycleRecord.objects.defer("scenario", "decisions", "numbers")
+        return CycleRecord.objects.defer("packed_scenario", "decisions", "numbers")
 
 
 for model in (Checkpoint, DeviceHold, ProjectUsage):

@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 
 import msgspec
 from django.db import connection
-from django.db.models import F, OuterRef, Subquery, Sum
+from django.db.models import F, Func, IntegerField, OuterRef, Subquery, Sum
 from django.db.models.functions import Coalesce
 from django.utils import timezone
 
 from scheduling.core.cycle import plan
-from scheduling.core.decisions import Hold, Plan
+from scheduling.core.decisions import Decision, Hold, Plan
 from scheduling.core.incremental import WarmPlanner
 from scheduling.core.scenario import export_scenario
 from scheduling.models import CycleRecord, Device, DeviceAllocation, DeviceHold, PlannerStatus
@@ -34,6 +34,9 @@ LOCK_KEY = 0x416C6C6F74
 """Advisory lock of the planner ("Allot" in ASCII)."""
 MAX_STALE_TRIES = 5
 NUM_RECORDS_KEPT = 500
+MAX_RECORDED_BYTES = 256 * 1024 * 1024
+"""Of compressed scenarios in all: a cycle of 5,000 nodes and 75,000 workloads takes about 3 MiB."""
+NUM_WAITING_KEPT = 200
 ESTIMATES_EVERY_S = 5.0
 """Estimates change slowly and cost time: the cycles in between leave them as they are."""
 
@@ -219,13 +222,40 @@ def _remember(taken: Taken, decided: Plan, now_s: float, marks: list[float]) -> 
         snapshot_s=marks[1] - marks[0],
         plan_s=marks[2] - marks[1],
         record_s=marks[3] - marks[2],
-        scenario=export_scenario(
-            taken.snapshot, taken.policy, now_s, scenario_id=f"cycle/{started_at.isoformat()}"
+        packed_scenario=CycleRecord.pack(
+            export_scenario(
+                taken.snapshot, taken.policy, now_s, scenario_id=f"cycle/{started_at.isoformat()}"
+            )
         ),
         decisions=[
             {"type": type(item).__name__.lower(), **msgspec.to_builtins(item)}
-            for item in (*decided.cordons, *decided.decisions)
+            for item in (*decided.cordons, *_worth_reading(decided.decisions))
         ],
         numbers=msgspec.to_builtins(decided.numbers),
     )
-    CycleRecord.objects.filter(pk__lte=record.pk - NUM_RECORDS_KEPT).delete()
+    _forget_old_records(record.pk)
+
+
+def _worth_reading(decisions: Sequence[Decision]) -> Iterator[Decision]:
+    """All that acts or is kept for somebody, and so many of the rest: a queue may be long."""
+    num_waiting = 0
+    for decision in decisions:
+        if isinstance(decision, Hold) and not decision.held:
+            num_waiting += 1
+            if num_waiting > NUM_WAITING_KEPT:
+                continue
+        yield decision
+
+
+def _forget_old_records(newest: int) -> None:
+    """Keep the newest, no more than so many and so much in all."""
+    CycleRecord.objects.filter(pk__lte=newest - NUM_RECORDS_KEPT).delete()
+    sizes = CycleRecord.objects.order_by("-pk").annotate(
+        size=Func("packed_scenario", function="octet_length", output_field=IntegerField())
+    )
+    total = 0
+    for pk, size in sizes.values_list("pk", "size"):
+        total += size
+        if total > MAX_RECORDED_BYTES and pk != newest:
+            CycleRecord.objects.filter(pk__lte=pk).delete()
+            break

@@ -18,7 +18,8 @@ class Reason:
 
     `offers` are what the person could do: `{"id": "request_quota"}`, `{"id": "smaller",
     "gpu_milli": 250}`, `{"id": "choose_node_type", "node_type": "v100"}`, … `per_node_type` has one
-    entry per node type tried.
+    entry per node type tried. `lasting` is the sentence with points in time for what `message`
+    counts from now on: what is kept, so that it need not be written anew in each cycle.
     """
 
     code: str
@@ -26,6 +27,7 @@ class Reason:
     details: Mapping[str, object] = field(default_factory=dict)
     offers: tuple[Mapping[str, object], ...] = ()
     per_node_type: tuple[Mapping[str, object], ...] = ()
+    lasting: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+import json
+import zlib
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
+import msgspec
 from django.contrib.postgres.fields import ArrayField
 from django.core.validators import MaxValueValidator, MinValueValidator
 from django.db import models
@@ -52,8 +56,9 @@ class CycleRecord(models.Model):
     """One planning cycle that decided something, exportable as a scenario file.
 
     Attributes:
-        scenario: The snapshot, policy and time as `scenario/1`.
-        decisions: The plan's decisions as JSON, with reasons.
+        packed_scenario: The snapshot, policy and time as `scenario/1`: JSON, compressed, since a
+            large cluster's is tens of MiB.
+        decisions: What starts, stops or moves, as JSON with reasons, and some of what waits.
         numbers: Fair shares and sums per project and resource.
     """
 
@@ -61,7 +66,7 @@ class CycleRecord(models.Model):
     snapshot_s = models.FloatField()
     plan_s = models.FloatField()
     record_s = models.FloatField()
-    scenario = models.JSONField()
+    packed_scenario = models.BinaryField()
     decisions = models.JSONField()
     numbers = models.JSONField()
 
@@ -70,6 +75,14 @@ class CycleRecord(models.Model):
 
     def __str__(self) -> str:
         return f"{self.pk} {self.started_at:%Y-%m-%d %H:%M:%S}"
+
+    @property
+    def scenario(self) -> Any:  # a parsed file
+        return json.loads(zlib.decompress(self.packed_scenario))
+
+    @staticmethod
+    def pack(scenario: Mapping[str, object]) -> bytes:
+        return zlib.compress(msgspec.json.encode(scenario), level=1)
 
 
 class Change(models.Model):

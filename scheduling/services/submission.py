@@ -272,6 +272,7 @@ def reason_json(reason: Reason, titles: Mapping[str, str] = NO_TITLES) -> dict[s
     Departments that its details name are given with what they are called.
     """
     plain: dict[str, object] = msgspec.to_builtins(reason)
+    plain["message"] = plain.pop("lasting") or reason.message
     named = {v: titles[v] for v in reason.details.values() if isinstance(v, str) and v in titles}
     if named:
         plain["details"] = {**reason.details, "titles": named}

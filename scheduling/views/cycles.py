@@ -22,7 +22,7 @@ from scheduling.views.pages import PageRequest, page
 
 ROWS = 50
 SHOWN = ("quota", "limit", "fair_share", "requested", "allocated")
-DEFERRED = ("scenario", "decisions", "numbers")
+DEFERRED = ("packed_scenario", "decisions", "numbers")
 
 
 def _only_admins(user: User) -> None:
@@ -78,7 +78,7 @@ class DecisionRow:
 def cycle(request: PageRequest, cycle_id: int) -> HttpResponse:
     """One cycle: its decisions with their reasons, and where its time went."""
     _only_admins(request.user)
-    row = get_object_or_404(CycleRecord.objects.defer("scenario"), pk=cycle_id)
+    row = get_object_or_404(CycleRecord.objects.defer("packed_scenario"), pk=cycle_id)
     context = {
         "cycle": row,
         "decisions": _decisions(row.decisions),
@@ -141,7 +141,7 @@ def _numbers(stored: Mapping[str, Any]) -> list[dict[str, Any]]:
 def scenario(request: PageRequest, cycle_id: int) -> HttpResponse:
     """The cycle's snapshot as a scenario file, to be replayed elsewhere."""
     _only_admins(request.user)
-    row = get_object_or_404(CycleRecord.objects.only("scenario"), pk=cycle_id)
+    row = get_object_or_404(CycleRecord.objects.only("packed_scenario"), pk=cycle_id)
     response = JsonResponse(
         row.scenario, safe=False, json_dumps_params={"indent": 2, "ensure_ascii": False}
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 from scheduling.core.cycle import plan
 from scheduling.core.decisions import Reason
@@ -313,7 +314,7 @@ def test_behind_reservation_names_the_gang_and_the_time() -> None:
     small = training("w", "q", 1000, priority=25, expected_run_s=600.0)
     hold = answer("w", *parts, small, now_s=100.0)
     check(hold.reason, "behind_reservation", "kept for g for 100 s more")
-    assert hold.reason.details["own_end_s"] == 700.0
+    assert hold.reason.details["own_run_s"] == 600.0
     gang = answer("g", *parts, small, now_s=100.0)
     check(gang.reason, "gang_incomplete", "1 of 2 replicas fit", "expected free in 100 s")
     assert gang.reason.details["reserved_nodes"] == ["a", "b"]
@@ -413,3 +414,17 @@ def test_a_session_behind_a_session_of_its_project() -> None:
     two = training("w", "p", priority=50, is_preemptible=False)
     hold = answer("w", *world, one, two)
     check(hold.reason, "behind_priority", "1 of p")
+
+
+def test_what_is_kept_of_a_reason_does_not_count_seconds() -> None:
+    """Or each cycle would write anew why everything waits."""
+    world = (node("a", 1), project("q", 1000), training("w", "q", not_before_s=1000.0))
+    first = answer("w", *world, now_s=100.0).reason
+    second = answer("w", *world, now_s=200.0).reason
+    assert first.message != second.message
+    assert reason_of(first) == reason_of(second)
+    assert first.lasting == "Starts at 1970-01-01 00:16:40 UTC at the earliest, as its owner asked."
+
+
+def reason_of(reason: Reason) -> Reason:
+    return replace(reason, message=reason.lasting)

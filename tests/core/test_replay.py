@@ -120,7 +120,7 @@ def test_export_prints_a_recorded_cycle(tmp_path: Path) -> None:
         snapshot_s=0,
         plan_s=0,
         record_s=0,
-        scenario=scenario,
+        packed_scenario=CycleRecord.pack(scenario),
         decisions=[],
         numbers={},
     )

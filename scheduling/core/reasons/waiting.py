@@ -10,7 +10,7 @@ from scheduling.core.admission import Bound, Refusal, is_within_quota, is_within
 from scheduling.core.decisions import Reason
 from scheduling.core.demand import Item, Option, Shape
 from scheduling.core.reasons.behind import Behind
-from scheduling.core.reasons.words import Details, Offer, gpus, quantity, unit_suffix
+from scheduling.core.reasons.words import Details, Offer, gpus, moment, quantity, unit_suffix
 from scheduling.core.reservation import Reservations
 from scheduling.core.rooms import Pool, Room
 from scheduling.core.search import Effort
@@ -145,8 +145,6 @@ class Waiting:
     def _behind_reservation(self, item: Item, entries: tuple[Details, ...]) -> Reason:
         kept = self._reservations.kept
         assert kept is not None
-        run_s = item.workload.expected_run_s
-        end_s = None if run_s is None else self._state.now_s + run_s
         seconds = kept.until_s - self._state.now_s
         name = kept.option.node_type or "the cluster"
         return Reason(
@@ -157,10 +155,12 @@ class Waiting:
                 "name": kept.item.id,
                 "node_type": kept.option.node_type,
                 "until_s": kept.until_s,
-                "own_end_s": end_s,
+                "own_run_s": item.workload.expected_run_s,
             },
             ({"id": "shorter"}, *_other_types(item)),
             entries,
+            lasting=f"Room on {name} is kept for {kept.item.id} until {moment(kept.until_s)};"
+            " only what ends before may start there.",
         )
 
     def _refusal(self, item: Item, option: Option) -> Refusal | None:
@@ -234,6 +234,7 @@ class Waiting:
             f"Those who could give way may run {seconds:.0f} s more.",
             {"until_s": until_s},
             per_node_type=entries,
+            lasting=f"Those who could give way may run until {moment(until_s)}.",
         )
 
     def _over_share(self, item: Item, option: Option, entries: tuple[Details, ...]) -> Reason:
@@ -291,18 +292,21 @@ class Waiting:
         ready = minimum - item.num_missing + fitting
         details: Details = {"placeable": ready, "minimum": minimum}
         kept = self._reservations.kept
-        until = ""
+        until = lasting = ""
         if kept is not None and kept.item is item:
             details |= {"reserved_until_s": kept.until_s, "reserved_nodes": list(kept.nodes)}
             until = (
                 f" Room is kept for it, expected free in {kept.until_s - self._state.now_s:.0f} s."
             )
+            lasting = f" Room is kept for it, expected free at {moment(kept.until_s)}."
+        fits = f"{ready} of {minimum} replicas fit; they start together or not at all."
         return Reason(
             "gang_incomplete",
-            f"{ready} of {minimum} replicas fit; they start together or not at all.{until}",
+            f"{fits}{until}",
             details,
             ({"id": "fewer_replicas"},),
             entries,
+            lasting=lasting and f"{fits}{lasting}",
         )
 
     def _num_fitting(self, item: Item, option: Option) -> int:
@@ -496,6 +500,7 @@ def _not_yet(item: Item, not_before_s: float, now_s: float) -> Reason:
             f"Starts in {not_before_s - now_s:.0f} s at the earliest, as its owner asked.",
             {"until_s": not_before_s},
             ({"id": "edit_start_after"},),
+            lasting=f"Starts at {moment(not_before_s)} at the earliest, as its owner asked.",
         )
     error = f": {workload.last_error}" if workload.last_error else ""
     details: Details = {
@@ -512,6 +517,7 @@ def _not_yet(item: Item, not_before_s: float, now_s: float) -> Reason:
         f"{what}; again in {not_before_s - now_s:.0f} s{error}.",
         details,
         ({"id": "retry"},),
+        lasting=f"{what}; again at {moment(not_before_s)}{error}.",
     )
 
 
@@ -522,4 +528,5 @@ def _in_delay(until_s: float, now_s: float, barrier: Reason) -> Reason:
         {"until_s": until_s},
         barrier.offers,
         barrier.per_node_type,
+        f"May displace others from {moment(until_s)} on.",
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import UTC, datetime
 
 from scheduling.core.accounts import Amounts
 from scheduling.core.state import State
@@ -35,3 +36,8 @@ def unit_suffix(r: int) -> str:
 def main_resource(amounts: Amounts) -> int:
     """The resource that a request is told by: its GPUs if it has any, else CPU."""
     return max((r for r, _ in amounts), default=0) if amounts else 0
+
+
+def moment(at_s: float) -> str:
+    """A point in time, to the second."""
+    return f"{datetime.fromtimestamp(at_s, UTC):%Y-%m-%d %H:%M:%S} UTC"
