@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import sys
@@ -125,6 +126,34 @@ def test_neighbours_are_not_listed_and_really_fill_the_device(make_world: MakeWo
         assert filled == [free // (256 * MIB), OUT_OF_MEMORY]
         assert isinstance(nvml, dict)
         assert neighbour.pid not in nvml["pids"]
+
+
+REAL_SMI = next(
+    (
+        path
+        for path in ("/usr/lib/nvidia/current/nvidia-smi", os.environ.get("NVIDIA_SMI", ""))
+        if os.access(path, os.X_OK)
+    ),
+    "",
+)
+
+
+@pytest.mark.skipif(not REAL_SMI, reason="NVIDIA's nvidia-smi is not installed (or NVIDIA_SMI)")
+def test_nvidias_own_nvidia_smi_shows_the_share(make_world: MakeWorld) -> None:
+    """Tried with 535.261.03; it must be of the driver's version, so the fake takes its."""
+    version = re.search(rb"\0(\d{3}\.\d+(\.\d+)?)\0", Path(REAL_SMI).read_bytes())
+    assert version is not None
+    world = make_world(
+        driver=version[1].decode(),
+        cuda=12020,
+        limits=(GpuLimit(UUIDS[0], share_bytes(T4_USABLE, 333), 333),),
+    )
+    with world.asking(["start"], ["alloc", "a", GIB], ["sleep", 30]):
+        until(lambda: world.region.read().used_bytes[0])
+        assert "1024MiB /  4967MiB" in world.run([REAL_SMI])
+        fields = "memory.total,memory.used,memory.free"
+        listed = world.run([REAL_SMI, f"--query-gpu={fields}", "--format=csv,noheader"])
+        assert listed == "4967 MiB, 1024 MiB, 3943 MiB\n"
 
 
 # ---------------------------------------------------------------- what may be taken

@@ -460,3 +460,48 @@ EXPORT nvmlReturn_t nvmlDeviceGetMemoryLimits_v1(nvmlDevice_t handle, get_limits
     }
     return NVML_SUCCESS;
 }
+
+/* NVIDIA's own nvidia-smi asks for an undocumented table first; each of its functions is one that
+ * this driver does not support. */
+static nvmlReturn_t unsupported(void) { return NVML_ERROR_NOT_SUPPORTED; }
+
+EXPORT nvmlReturn_t nvmlInternalGetExportTable(const void **table, const void *id)
+{
+    static nvmlReturn_t (*functions[512])(void);
+    if (!table || !id)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    for (int i = 0; i < 512; i++)
+        functions[i] = unsupported;
+    *table = functions;
+    return NVML_SUCCESS;
+}
+
+EXPORT nvmlReturn_t nvmlEventSetCreate(void **set)
+{
+    static int only;
+    ENTER(set);
+    *set = &only;
+    return NVML_SUCCESS;
+}
+
+EXPORT nvmlReturn_t nvmlEventSetFree(void *set)
+{
+    ENTER(set);
+    return NVML_SUCCESS;
+}
+
+/* What a simulated device does not have: nvidia-smi shows N/A for it. */
+#define UNSUPPORTED(name)                                                                          \
+    EXPORT nvmlReturn_t name(void) { return NVML_ERROR_NOT_SUPPORTED; }
+UNSUPPORTED(nvmlDeviceGetPciInfo_v3)
+UNSUPPORTED(nvmlDeviceGetPersistenceMode)
+UNSUPPORTED(nvmlDeviceGetDisplayActive)
+UNSUPPORTED(nvmlDeviceGetEccMode)
+UNSUPPORTED(nvmlDeviceGetFanSpeed)
+UNSUPPORTED(nvmlDeviceGetTemperature)
+UNSUPPORTED(nvmlDeviceGetPerformanceState)
+UNSUPPORTED(nvmlDeviceGetPowerUsage)
+UNSUPPORTED(nvmlDeviceGetEnforcedPowerLimit)
+UNSUPPORTED(nvmlDeviceGetComputeMode)
+UNSUPPORTED(nvmlDeviceGetVirtualizationMode)
+UNSUPPORTED(nvmlDeviceValidateInforom)
