@@ -52,6 +52,7 @@ class Prospects:
     def __init__(self, state: State) -> None:
         self._state = state
         self._victims: dict[ProjectId, list[Item]] | None = None
+        self._rooms: dict[ProjectId, set[Room]] = {}
         self._on_node: dict[NodeName, list[tuple[Item, Placed]]] | None = None
         self._heaps: dict[ProjectId, list[tuple[VictimKey, Item]]] = {}
         self._by_root: dict[Account, list[Account]] | None = None
@@ -198,6 +199,24 @@ class Prospects:
                         self._on_node.setdefault(node, []).append((item, placed))
         return self._on_node.get(name, [])
 
+    def accounts(self) -> Iterable[Account]:
+        """Projects that had somebody who could give way."""
+        return [account for theirs in self._losing_accounts().values() for account in theirs]
+
+    def rooms_of(self, accounts: Iterable[Account]) -> set[Room]:
+        """Nodes on which somebody of these projects who could give way has run."""
+        rooms: set[Room] = set()
+        for account in accounts:
+            theirs = self._rooms.get(account.id)
+            if theirs is None:
+                theirs = self._rooms[account.id] = {
+                    placed.spot.room
+                    for item in self.victims_by_project().get(account.id, ())
+                    for placed in item.running
+                }
+            rooms |= theirs
+        return rooms
+
     def could_ever_fit(self, item: Item, option: Option) -> bool:
         """Whether the item's next replicas would fit if everything preemptible were gone.
 
@@ -328,6 +347,7 @@ class Prospects:
         if self._on_node is not None and item.is_preemptible:
             for one in placed:
                 self._on_node.setdefault(one.spot.room.node.name, []).append((item, one))
+            self._rooms.pop(item.account.id, None)
             # Until now these were taken for what never leaves.
             self._could_fit = {key: fits for key, fits in self._could_fit.items() if fits}
         self.update(item, (), [one.spot for one in placed])

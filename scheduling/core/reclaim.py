@@ -33,8 +33,11 @@ def may_claim(item: Item, option: Option) -> bool:
     return is_within_quota(item.account, option.amounts, item.num_next)
 
 
-NUM_NODES_LOOKED_AT = 64
-"""On a larger cluster, a claim for several devices of one node looks at so many nodes."""
+LARGE = 64
+"""On more nodes than these, a claim for several devices of one node is kept to the nearest ones."""
+MAX_NODES_TRIED = 1024
+"""Nodes with somebody who may lose that are tried for one claim; its reason tells when it ends
+there."""
 
 FREE_ALREADY = -1
 """Stands among device numbers for: one is free already, only CPU or memory beside it is lacking."""
@@ -125,7 +128,7 @@ class ReclaimVictims:
 
     def _look_around(self) -> None:
         shape = self._item.shape
-        if shape.ask.gpu.num_devices > 1 and _num_nodes(self._option) > NUM_NODES_LOOKED_AT:
+        if shape.ask.gpu.num_devices > 1 and _num_nodes(self._option) > LARGE:
             self._nearest = self._nearest_nodes(self._effort)
 
     def may_take_from(self, theirs: Account) -> bool:
@@ -315,7 +318,10 @@ class ReclaimVictims:
 
     def _is_losing(self, other: Item) -> bool:
         """Whether a workload's project may lose, or could when the search began."""
-        theirs, mine = other.account, self._item.account
+        return self._is_loser(other.account)
+
+    def _is_loser(self, theirs: Account) -> bool:
+        mine = self._item.account
         answer = self._losing.get(theirs)
         if answer is None:
             answer = self._losing[theirs] = (
@@ -333,15 +339,19 @@ class ReclaimVictims:
         """
         wanted = 2 * self._item.num_next + 6
         nearest: set[NodeName] = set()
-        num_looked_at = 0
+        losing = [account for account in self._prospects.accounts() if self._is_loser(account)]
+        rooms = self._prospects.rooms_of(losing)
+        hosts = self._prospects.hosts(self._item.shape, self._option)
+        num_tried = 0
         for pool in self._option.pools:
-            for room in self._state.ledger.emptiest(pool):
-                if len(nearest) == wanted or num_looked_at == NUM_NODES_LOOKED_AT:
+            for room in self._state.ledger.emptiest(pool) if rooms else ():
+                if len(nearest) == wanted or num_tried == MAX_NODES_TRIED:
                     break
-                num_looked_at += 1
-                if self._could_complete(room):
-                    nearest.add(room.node.name)
-        effort.was_cut_short = effort.was_cut_short or not nearest
+                if room in rooms and hosts(room):
+                    num_tried += 1
+                    if self._could_complete(room):
+                        nearest.add(room.node.name)
+        effort.was_cut_short = effort.was_cut_short or num_tried == MAX_NODES_TRIED
         return nearest
 
     def _could_complete(self, room: Room) -> bool:
