@@ -9,7 +9,7 @@ from decimal import Decimal
 
 from scheduling import formats
 from scheduling.analytics import facts
-from scheduling.models import ACTIVE_PHASES, Workload
+from scheduling.models import ACTIVE_PHASES, Attempt, Workload
 from telemetry.cost import CostNow, cost_per_hour
 from telemetry.live import topic_for
 
@@ -56,4 +56,12 @@ def rate_per_hour(workload: Workload) -> Decimal | None:
     if workload.gpu_memory_mib and workload.node_type.gpu_memory_mib:
         part = -(-1000 * workload.gpu_memory_mib // workload.node_type.gpu_memory_mib)
         milli = workload.num_devices * part
-    return cost_per_hour(milli, workload.cpu_milli, workload.memory_mib, workload.node_type)
+    count = _num_replicas(workload)
+    return count * cost_per_hour(milli, workload.cpu_milli, workload.memory_mib, workload.node_type)
+
+
+def _num_replicas(workload: Workload) -> int:
+    """How many have a place; the least that it needs, where none has."""
+    if workload.max_replicas == 1:
+        return 1
+    return Attempt.objects.of(workload).open().count() or workload.min_replicas

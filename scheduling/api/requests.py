@@ -90,6 +90,8 @@ TRAINING_FIELDS: Mapping[str, JsonType] = {
     "checkpoint_every_s": AMOUNT,
     "grace_s": AMOUNT,
     "backoff_limit": AMOUNT,
+    "min_replicas": AMOUNT,
+    "max_replicas": AMOUNT,
 }
 FIELDS: Mapping[str, Mapping[str, JsonType]] = {
     WorkloadKind.INTERACTIVE: COMMON_FIELDS,

@@ -21,7 +21,7 @@ from projects.access import projects_for_submit
 from projects.models import NodeType, Project, User, WorkloadKind
 from projects.node_types import allowed_node_types
 from projects.templates import templates_for
-from scheduling.capacity import supplies
+from scheduling.capacity import Supply, supplies
 from scheduling.forms.amounts import (
     CORES,
     GIB,
@@ -96,6 +96,8 @@ PLANNED_FIELDS = frozenset(
         "cpu_cores",
         "memory_gib",
         "priority",
+        "min_replicas",
+        "max_replicas",
         *GPU_FIELD.values(),
     }
 )
@@ -267,6 +269,9 @@ class WorkloadForm(forms.Form):
     def check_permissions(self) -> None:
         """What this person may not ask for; for subclasses."""
 
+    def check_crew(self, request: Request, found: Sequence[Supply]) -> None:
+        """How many of these may be asked for; for subclasses."""
+
     def _check_gpu_mode(self) -> None:
         mode = self.cleaned_data.get("gpu_mode")
         for name in GPU_FIELD.values():
@@ -348,7 +353,9 @@ class WorkloadForm(forms.Form):
             cpu_milli=self.cleaned_data.get("cpu_cores") or 0,
             memory_mib=self.cleaned_data.get("memory_gib") or 0,
         )
-        found = misfit(request, supplies(types))
+        nodes = supplies(types)
+        self.check_crew(request, nodes)
+        found = misfit(request, nodes)
         if found is None:
             return
         field = {spec: name for name, spec in SPEC_NAMES.items()}[found.amount]

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from django.utils.translation import gettext_lazy as _
 
 from scheduling.capacity import NodeCapacity, Supply
+from scheduling.models import MAX_REPLICAS
 
 if TYPE_CHECKING:
     from django_stubs_ext import StrOrPromise
@@ -98,6 +99,30 @@ def misfit(request: Request, supplies: Sequence[Supply]) -> Misfit | None:
         if getattr(request, amount) > getattr(largest, amount):
             return Misfit(amount, code, getattr(largest, amount), largest.name, message)
     return _misfit_together(request, nodes)
+
+
+def most_replicas(request: Request, milli: int | None, supply: Supply) -> int:
+    """How many such requests all nodes of a type could hold, with nothing else on them.
+
+    Args:
+        request: What each asks of a node.
+        milli: The part of a device, where it asks for one.
+        supply: The node type.
+    """
+    return sum(_most_on(request, milli, node) for node in supply.nodes)
+
+
+def _most_on(request: Request, milli: int | None, node: NodeCapacity) -> int:
+    bounds = [node.memory_mib // request.memory_mib if request.memory_mib else MAX_REPLICAS]
+    if request.cpu_milli:
+        bounds.append(node.cpu_milli // request.cpu_milli)
+    if request.gpu_memory_mib:
+        bounds.append(node.num_devices * (node.gpu_memory_mib // request.gpu_memory_mib))
+    elif milli:
+        bounds.append(node.num_devices * (1000 // milli))
+    elif request.num_devices:
+        bounds.append(node.num_devices // request.num_devices)
+    return min(bounds)
 
 
 def _misfit_together(request: Request, nodes: Sequence[NodeCapacity]) -> Misfit | None:

@@ -65,12 +65,28 @@ def outlook_of(form: WorkloadForm) -> Outlook:
         return Outlook(None, None, "", notes, wrong, command)
     answer = preview(spec, owner=form.user)
     names = [answer.node_type] if answer.node_type else list(spec.node_types)
+    notes += tuple(_replica_notes(spec, answer))
     supply = next(iter(supplies(NodeType.objects.filter(name__in=names))), None)
     if supply is None:
         return Outlook(spec, answer, texts.reason_sentence(answer.reason), notes, (), command)
     notes += tuple(_fraction_notes(spec, supply))
     sentence = texts.reason_sentence(answer.reason)
     return Outlook(spec, answer, sentence, notes, (), command, supply.node_type)
+
+
+def _replica_notes(spec: WorkloadSpec, answer: Preview) -> Iterator[str]:
+    """With how many replicas it would begin."""
+    if spec.max_replicas == 1:
+        return
+    values = {"n": answer.num_replicas, "most": spec.max_replicas}
+    if not answer.starts_now:
+        yield _("It waits until %(n)s replicas can start together.") % values
+    elif answer.num_replicas < spec.max_replicas:
+        yield _(
+            "It begins with %(n)s of up to %(most)s replicas and grows while there is room."
+        ) % (values)
+    else:
+        yield _("It begins with all %(n)s replicas.") % values
 
 
 def _roundings(form: WorkloadForm) -> Iterator[str]:

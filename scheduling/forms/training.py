@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -13,10 +13,12 @@ from django.utils.translation import pgettext_lazy
 
 from projects.access import memberships_of
 from projects.models import Project, Role, WorkloadKind
+from scheduling.capacity import Supply
 from scheduling.forms.amounts import INTEGER, MINUTES, AmountField, shown
 from scheduling.forms.base import WorkloadForm
 from scheduling.forms.fields import ArgumentsField, OptionField, TextField
-from scheduling.models import CheckpointMode, Priority
+from scheduling.forms.fit import Request, most_replicas
+from scheduling.models import MAX_REPLICAS, CheckpointMode, Priority
 
 if TYPE_CHECKING:
     from django_stubs_ext import StrOrPromise
@@ -70,6 +72,20 @@ class TrainingForm(WorkloadForm):
         choices=[(key, value.label) for key, value in PRIORITIES.items()],
         required=True,
         label=_("Priority inside the project"),
+    )
+    min_replicas = AmountField(
+        unit=INTEGER,
+        minimum=1,
+        maximum=MAX_REPLICAS,
+        label=_("Replicas, from"),
+        help_text=_("Fewer never run. Above 1 they work together: if one fails, all start again."),
+    )
+    max_replicas = AmountField(
+        unit=INTEGER,
+        minimum=1,
+        maximum=MAX_REPLICAS,
+        label=_("Replicas, up to"),
+        help_text=_("More while there is room, one by one; empty: no more than the least."),
     )
     checkpoint_mode = OptionField(
         choices=CHECKPOINT_MODES,
@@ -144,6 +160,34 @@ class TrainingForm(WorkloadForm):
             for name in ("checkpoint_every_min", "checkpoint_path"):
                 self.need_or_ignore(name, is_needed=False)
 
+    def check_crew(self, request: Request, found: Sequence[Supply]) -> None:
+        """A range of replicas, of which the least must fit the nodes of one type."""
+        values = self.cleaned_data
+        least = values.get("min_replicas") or 1
+        most = values.get("max_replicas") or least
+        if most < least:
+            message = _("%(value)s is fewer than the least: at least %(limit)s.")
+            params = {"value": str(most), "limit": str(least)}
+            self.add_error(
+                "max_replicas", ValidationError(message, code="below_minimum", params=params)
+            )
+            return
+        if least == 1 or self.is_repeat or not any(supply.nodes for supply in found):
+            return
+        milli = values.get("gpu_fraction")
+        fitting = max(most_replicas(request, milli, supply) for supply in found)
+        if 0 < fitting < least:
+            message = _(
+                "%(value)s replicas are more than fit together on the nodes of one type, even with "
+                "nothing on them: at most %(limit)s (%(types)s)."
+            )
+            types = ", ".join(supply.node_type.title for supply in found)
+            params = {"value": str(least), "limit": str(fitting), "types": types}
+            self.add_error(
+                "min_replicas",
+                ValidationError(message, code="more_replicas_than_fit", params=params),
+            )
+
     def check_permissions(self) -> None:
         """A high priority displaces colleagues' work, so only managers of the project give it."""
         priority = PRIORITIES.get(self.cleaned_data.get("priority") or "")
@@ -159,9 +203,12 @@ class TrainingForm(WorkloadForm):
         )
 
     def planned_values(self) -> dict[str, Any]:  # keyword arguments of different types
-        """Place in the queue, and whether it may borrow."""
+        """Place in the queue, how many replicas, and whether it may borrow."""
         values = self.cleaned_data
+        least = values["min_replicas"] or 1
         return {
+            "min_replicas": least,
+            "max_replicas": values["max_replicas"] or least,
             "priority": PRIORITIES[values["priority"]].value,
             "is_preemptible": values["is_preemptible"],
         }

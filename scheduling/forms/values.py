@@ -38,6 +38,7 @@ TRAINING_DEFAULTS: Mapping[str, object] = {
     "checkpoint_path": DEFAULT_CHECKPOINT_PATH,
     "grace_s": 60,
     "backoff_limit": 3,
+    "min_replicas": 1,
 }
 # Never part of a template: they belong to one submission.
 OWN_FIELDS = frozenset({"name", "from_template"})
@@ -141,6 +142,8 @@ def _training_values(source: Workload | WorkloadSpec) -> dict[str, object]:
         "checkpoint_every_min": source.checkpoint_every_s,
         "grace_s": source.grace_s,
         "backoff_limit": source.backoff_limit,
+        "min_replicas": source.min_replicas,
+        "max_replicas": source.max_replicas,
     }
 
 

@@ -194,8 +194,9 @@ def _check_quota_can_ever_hold(spec: WorkloadSpec) -> None:
     )
     largest = max((quotas.get(name, 0) for name in spec.node_types), default=0)
     if asked > largest:
+        is_one_too_large = spec.num_devices * spec.gpu_milli > largest
         raise SubmissionRefusedError(
-            "gpu_milli",
+            "gpu_milli" if is_one_too_large else "min_replicas",
             "larger_than_quota",
             _(
                 "%(asked)s GPU asked, but the quota of project %(project)s is %(quota)s GPU of "

@@ -9,7 +9,7 @@ from __future__ import annotations
 import shlex
 from datetime import datetime, timedelta
 from decimal import Decimal
-from typing import Any
+from typing import Any, Protocol
 
 from django import template
 from django.http import HttpRequest
@@ -23,7 +23,7 @@ from django.utils.translation import gettext, pgettext
 
 from scheduling import formats, states, texts
 from scheduling.bars import Bar
-from scheduling.models import Node, Wait, Workload
+from scheduling.models import Attempt, Node, Wait, Workload
 from scheduling.selectors import Waited
 from scheduling.system import Banner, banners
 from scheduling.texts import estimates
@@ -233,6 +233,39 @@ def decision_word(kind: str) -> str:
 def attempt_pattern() -> str:
     """How the log's script names an attempt that began while the page was open."""
     return gettext("attempt %s")
+
+
+class Crewed(Protocol):
+    """What may have several replicas: a workload, or what a form asks for."""
+
+    @property
+    def min_replicas(self) -> int: ...
+
+    @property
+    def max_replicas(self) -> int: ...
+
+
+@register.simple_tag
+def replica_range(asked: Crewed) -> str:
+    """How many replicas: `4`, or `2–4` where it may grow."""
+    if asked.min_replicas == asked.max_replicas:
+        return str(asked.max_replicas)
+    return f"{asked.min_replicas}–{asked.max_replicas}"
+
+
+@register.filter
+def ended_text(attempt: Attempt) -> str:
+    """How a replica's attempt ended."""
+    ended = str(attempt.get_phase_display())
+    if attempt.exit_code is None:
+        return ended
+    return f"{ended} · " + gettext("exit code %(code)s") % {"code": attempt.exit_code}
+
+
+@register.simple_tag
+def replica_pattern() -> str:
+    """How the log's script names an attempt of one of several replicas."""
+    return gettext("replica %(replica)s, attempt %(attempt)s")
 
 
 @register.simple_tag

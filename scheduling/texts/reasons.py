@@ -106,7 +106,11 @@ def _backing_off(d: Details) -> str:
 
 
 def _exited(d: Details) -> str:
-    text = _("Ended with exit code %(code)s.") % {"code": d["exit_code"]}
+    values = {"code": d["exit_code"], "replica": d.get("replica")}
+    text = _("Ended with exit code %(code)s.")
+    if values["replica"] is not None:
+        text = _("Replica %(replica)s ended with exit code %(code)s.")
+    text %= values
     if d.get("until"):
         again = _("Failed %(n)s in a row; tried again in %(time)s.")
         text += " " + again % {"n": d["attempts"], "time": until(d)}

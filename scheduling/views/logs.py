@@ -3,7 +3,7 @@
 The stream is Server-Sent Events from an asynchronous generator. It holds neither a thread nor a
 database connection while it waits; every few seconds it looks whether the reader may still see the
 workload and whether a newer attempt has begun, which it then follows. Its event ids are `<attempt
-number>:<offset>`, so that a browser that was cut off goes on where it stopped.
+number>[.<replica>]:<offset>`, so that a browser that was cut off goes on where it stopped.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from django.views.decorators.http import require_safe
 
 from projects.logins import user_of_login
 from projects.models import User
-from scheduling.models import Attempt, AttemptPhase, Zone
+from scheduling.models import LEADER, MAX_REPLICAS, Attempt, AttemptPhase, Zone
 from scheduling.relay_client import AgentAwayError
 from scheduling.relay_log import CHUNK_BYTES, LogReader, NoLogError, log_reader, new_decoder
 from scheduling.views.pages import PageRequest
@@ -50,7 +50,20 @@ class Source:
         return self.attempt.phase == AttemptPhase.ENDED
 
 
-def _find_source(user: User, workload_id: uuid.UUID, number: int | None) -> Source:
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Whose log: a replica's, of its n-th attempt or of its newest."""
+
+    replica: int
+    number: int | None
+
+
+def _wanted(request: PageRequest) -> Wanted:
+    replica = _number(request.GET.get("replica"), MAX_REPLICAS)
+    return Wanted(replica or LEADER, _number(request.GET.get("attempt"), 10**6))
+
+
+def _find_source(user: User, workload_id: uuid.UUID, wanted: Wanted) -> Source:
     """The wanted attempt, or the newest.
 
     Raises:
@@ -59,8 +72,9 @@ def _find_source(user: User, workload_id: uuid.UUID, number: int | None) -> Sour
     """
     workload = find_workload(user, workload_id)
     attempts = workload.attempts.select_related("node__zone").order_by("-number")
-    if number is not None:
-        attempts = attempts.filter(number=number)
+    attempts = attempts.filter(replica=wanted.replica)
+    if wanted.number is not None:
+        attempts = attempts.filter(number=wanted.number)
     attempt = attempts.first()
     if attempt is None:
         raise Http404
@@ -95,7 +109,7 @@ async def _person(request: PageRequest) -> User:
 async def log(request: PageRequest, workload_id: uuid.UUID) -> HttpResponseBase:
     """The log as plain text: the last lines, from an offset, or (`download=1`) all of it."""
     user = await _person(request)
-    source = await _source(user, workload_id, _number(request.GET.get("attempt"), 10**6))
+    source = await _source(user, workload_id, _wanted(request))
     if request.GET.get("download"):
         return _download(source)
     offset = _number(request.GET.get("offset"), MAX_OFFSET)
@@ -127,7 +141,9 @@ def _stored_lines(source: Source) -> HttpResponse:
 
 
 def _download(source: Source) -> StreamingHttpResponse:
-    name = f"{source.attempt.workload.name}-{source.attempt.number}.log"
+    attempt = source.attempt
+    of_replica = f"-replica-{attempt.replica}" if attempt.workload.max_replicas > 1 else ""
+    name = f"{attempt.workload.name}{of_replica}-{attempt.number}.log"
     response = StreamingHttpResponse(_whole(source), content_type="text/plain; charset=utf-8")
     response["Content-Disposition"] = f'attachment; filename="{name}"'
     response["Cache-Control"] = "private, no-store"
@@ -148,11 +164,13 @@ async def _whole(source: Source) -> AsyncIterator[bytes]:
 async def stream(request: PageRequest, workload_id: uuid.UUID) -> HttpResponseBase:
     """Follow a log: `text`, `attempt`, `away` and `end` events."""
     user = await _person(request)
-    wanted = _number(request.GET.get("attempt"), 10**6)
+    wanted = _wanted(request)
     last_id = request.headers.get("Last-Event-ID", "")
     source = await _source(user, workload_id, wanted)
     login = Login(user, request.session.session_key or "")
-    follower = _Follower(login, workload_id, source, follows_newer=wanted is None, last_id=last_id)
+    follower = _Follower(
+        login, workload_id, source, follows_newer=wanted.number is None, last_id=last_id
+    )
     response = StreamingHttpResponse(follower.events(), content_type="text/event-stream")
     response["Cache-Control"] = "private, no-store"
     response["X-Accel-Buffering"] = "no"
@@ -162,6 +180,13 @@ async def stream(request: PageRequest, workload_id: uuid.UUID) -> HttpResponseBa
 def _event(name: str, data: object, event_id: str = "") -> bytes:
     head = f"id: {event_id}\n" if event_id else ""
     return f"{head}event: {name}\ndata: {json.dumps(data, ensure_ascii=False)}\n\n".encode()
+
+
+def _name(attempt: Attempt) -> str:
+    """An attempt in an event's id: its number, for all but the leader with the replica's."""
+    return (
+        str(attempt.number) if attempt.replica == LEADER else f"{attempt.number}.{attempt.replica}"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +221,7 @@ class _Follower:
     def _resumed(self, last_id: str) -> int | None:
         """The offset to go on from, if the browser was following this very attempt."""
         number, _colon, offset = last_id.partition(":")
-        if number != str(self._source.attempt.number):
+        if number != _name(self._source.attempt):
             return None
         return _number(offset, MAX_OFFSET)
 
@@ -252,7 +277,7 @@ class _Follower:
         assert self._offset is not None  # set before anything is sent
         self._offset += len(data)
         self._sent_at = time.monotonic()
-        event_id = f"{self._source.attempt.number}:{self._offset}"
+        event_id = f"{_name(self._source.attempt)}:{self._offset}"
         return _event("text", {"text": self._decoder.decode(data)}, event_id)
 
     async def _look(self) -> bool:
@@ -263,10 +288,10 @@ class _Follower:
         """
         self._looked_at = time.monotonic()
         before = self._source.attempt
-        number = None if self._follows_newer else before.number
+        wanted = Wanted(before.replica, None if self._follows_newer else before.number)
         if await sync_to_async(user_of_login)(self._login.session_key) != self._login.user:
             raise PermissionDenied
-        self._source = await _source(self._login.user, self._workload_id, number)
+        self._source = await _source(self._login.user, self._workload_id, wanted)
         if self._source.attempt.pk == before.pk:
             return False
         self._offset = None
@@ -275,7 +300,11 @@ class _Follower:
 
     def _about(self) -> dict[str, object]:
         attempt = self._source.attempt
-        return {"number": attempt.number, "is_over": self._source.is_over}
+        return {
+            "replica": attempt.replica,
+            "number": attempt.number,
+            "is_over": self._source.is_over,
+        }
 
     def _away(self) -> bytes:
         text = _("The agent is away; the log goes on as soon as it is back.")

@@ -24,6 +24,7 @@ from scheduling.live import workload_topic
 from scheduling.models import (
     ACTIVE_PHASES,
     ENDED_PHASES,
+    LEADER,
     WAITING_PHASES,
     Attempt,
     Checkpoint,
@@ -47,6 +48,7 @@ from telemetry.views import series_response
 MAX_EVENTS = 60
 MAX_WAITS = 60
 MAX_CHECKPOINTS = 20
+MAX_ATTEMPTS = 128
 
 MAX_WAKES = 3
 RELATED = (
@@ -83,7 +85,8 @@ def workload(request: PageRequest, workload_id: uuid.UUID) -> HttpResponse:
     row = find_workload(request.user, workload_id)
     now = timezone.now()
     waits = list(row.waits.select_related("claimant__project").order_by("-started_at")[:MAX_WAITS])
-    attempts = list(row.attempts.select_related("node").order_by("-number"))
+    attempts = list(row.attempts.select_related("node").order_by("-number", "replica"))
+    leaders = [attempt for attempt in attempts if attempt.replica == LEADER]
     may_see_cost = access.may_see_cost(request.user, row)
     context = {
         "workload": row,
@@ -98,8 +101,11 @@ def workload(request: PageRequest, workload_id: uuid.UUID) -> HttpResponse:
         "waits": [(wait, texts.wait_cause(wait)) for wait in waits],
         "waited": summed([(wait.started_at, wait.ended_at) for wait in waits], now),
         "events": list(row.events.select_related("actor").order_by("-at", "-id")[:MAX_EVENTS]),
-        "attempts": attempts,
-        "attempt": attempts[0] if attempts else None,
+        "attempts": attempts[:MAX_ATTEMPTS],
+        "num_attempts": len(attempts),
+        "attempt": leaders[0] if leaders else None,
+        "replicas": _replicas(row, attempts),
+        "growth": _growth(row),
         "checkpoints": list(row.checkpoints.select_related("attempt")[:MAX_CHECKPOINTS]),
         "may_see_cost": may_see_cost,
         "rate": costs.rate_per_hour(row) if may_see_cost else None,
@@ -127,6 +133,34 @@ def _titles(row: Workload) -> list[str]:
     """The node types that it accepts, by title, in its order of preference."""
     titles = dict(NodeType.objects.filter(name__in=row.node_types).values_list("name", "title"))
     return [titles.get(name, name) for name in row.node_types]
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """One of several replicas, by its latest attempt."""
+
+    attempt: Attempt
+    is_leader: bool
+
+
+def _replicas(row: Workload, attempts: list[Attempt]) -> list[Replica]:
+    """The replicas of a workload that may have several, the leader first: each with its last start,
+    `attempts` being in order of starts, last first.
+    """
+    if row.max_replicas == 1:
+        return []
+    latest: dict[int, Attempt] = {}
+    for attempt in attempts:
+        latest.setdefault(attempt.replica, attempt)
+    return [Replica(latest[index], index == LEADER) for index in sorted(latest)[:MAX_ATTEMPTS]]
+
+
+def _growth(row: Workload) -> str:
+    """Why a running workload has no more replicas than it has."""
+    reason = row.reason.get("growth")
+    if row.phase != Phase.RUNNING or not reason or row.succeeded_replicas:
+        return ""
+    return texts.reason_sentence(reason)
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,12 +32,22 @@
     note.hidden = !words;
   };
 
-  const showAttempt = (number) => {
-    if (![...picker.options].some((option) => option.value === String(number))) {
-      const option = new Option(panel.dataset.attempt.replace("%s", number), String(number));
-      picker.add(option, 1);
+  // An option is `replica:attempt`; without an attempt it follows that replica's newest.
+  const query = (value) => {
+    const [replica, attempt] = value.split(":");
+    return `replica=${replica || 0}${attempt ? `&attempt=${attempt}` : ""}`;
+  };
+
+  const name = (replica, number) => ("hasReplicas" in panel.dataset
+    ? panel.dataset.replica.replace("%(replica)s", replica).replace("%(attempt)s", number)
+    : panel.dataset.attempt.replace("%s", number));
+
+  const showAttempt = (replica, number) => {
+    const value = `${replica}:${number}`;
+    if (![...picker.options].some((option) => option.value === value)) {
+      picker.add(new Option(name(replica, number), value), 1);
     }
-    download.href = `${panel.dataset.logUrl}?download=1&attempt=${number}`;
+    download.href = `${panel.dataset.logUrl}?download=1&${query(value)}`;
     download.hidden = false;
   };
 
@@ -45,16 +55,15 @@
     if (source) source.close();
     text.textContent = "";
     say("");
-    const chosen = picker.value ? `?attempt=${picker.value}` : "";
     let current = null;
-    source = new EventSource(`${panel.dataset.logUrl}/stream${chosen}`);
+    source = new EventSource(`${panel.dataset.logUrl}/stream?${query(picker.value)}`);
     source.addEventListener("attempt", (event) => {
-      const { number } = JSON.parse(event.data);
+      const { replica, number } = JSON.parse(event.data);
       if (current !== null && current !== number) {
         text.textContent = "";
       }
       current = number;
-      showAttempt(number);
+      showAttempt(replica, number);
     });
     source.addEventListener("text", (event) => {
       say("");
@@ -79,6 +88,18 @@
     stickToEnd();
   });
   picker.addEventListener("change", open);
+  // The list of replicas is redrawn while the log stays: its links are found by the document.
+  document.addEventListener("click", (event) => {
+    const link = event.target.closest("[data-show-log]");
+    if (!link) return;
+    event.preventDefault();
+    const [replica, number] = link.dataset.showLog.split(":");
+    showAttempt(replica, number);
+    picker.value = link.dataset.showLog;
+    open();
+    panel.scrollIntoView();
+    picker.focus();
+  });
   window.addEventListener("pagehide", () => source && source.close());
   window.addEventListener("pageshow", (event) => event.persisted && open());
 

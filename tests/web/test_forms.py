@@ -134,6 +134,17 @@ WRONG_TRAININGS: list[tuple[dict[str, object], str, tuple[str, ...]]] = [
     ({"grace_s": "-1"}, "grace_s", ("-1", "0")),
     ({"grace_s": "1.5"}, "grace_s", ("1.5", "300")),
     ({"backoff_limit": "101"}, "backoff_limit", ("101", "100")),
+    ({"min_replicas": "0"}, "min_replicas", ("0", "1")),
+    ({"min_replicas": "513"}, "min_replicas", ("513", "512")),
+    ({"max_replicas": "1.5"}, "max_replicas", ("1.5", "512")),
+    ({"min_replicas": "4", "max_replicas": "3"}, "max_replicas", ("3", "4")),
+    ({"min_replicas": "9", "gpu_count": "1"}, "min_replicas", ("9", "8", "T4")),
+    ({"min_replicas": "3", "gpu_count": "3"}, "min_replicas", ("3", "2", "T4")),
+    (
+        {"min_replicas": "25", "gpu_mode": "fraction", "gpu_fraction": "0.333", "cpu_cores": "1"},
+        "min_replicas",
+        ("25", "24", "T4"),
+    ),
     ({"priority": "highest"}, "priority", ("highest", "very-high")),
     ({"node_types": ["t4", "h100"]}, "node_types", ("h100", "v100")),
     ({"node_types": ["t4", "v100"], "gpu_count": "5"}, "gpu_count", ("5", "4", "T4, V100")),
@@ -432,6 +443,7 @@ CLONED = [
     lambda project: training_spec(
         project, checkpoint_mode="command", checkpoint_command="save --now", gpu_milli=501
     ),
+    lambda project: training_spec(project, min_replicas=2, max_replicas=7),
 ]
 
 

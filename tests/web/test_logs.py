@@ -140,7 +140,7 @@ async def test_the_stream_follows_and_goes_on_where_it_stopped(
         async with client.stream("GET", address) as stream:
             assert stream.headers["Content-Type"].startswith("text/event-stream")
             events = events_of(stream)
-            assert await anext(events) == ("attempt", {"number": 1, "is_over": False})
+            assert await anext(events) == ("attempt", {"replica": 0, "number": 1, "is_over": False})
             assert await anext(events) == ("text", {"text": "one\n"})
             with path.open("a") as log:
                 log.write("two\n")

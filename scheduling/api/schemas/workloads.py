@@ -16,6 +16,7 @@ from scheduling import states, texts
 from scheduling.forms.training import PRIORITIES
 from scheduling.models import (
     ACTIVE_PHASES,
+    MAX_REPLICAS,
     WAITING_PHASES,
     Attempt,
     Checkpoint,
@@ -195,6 +196,8 @@ class WorkloadSchema(serializers.ModelSerializer[Workload]):
             "checkpoint_every_s",
             "grace_s",
             "backoff_limit",
+            "min_replicas",
+            "max_replicas",
         )
 
     def get_state(self, workload: Workload) -> str:
@@ -260,12 +263,13 @@ class EventSchema(serializers.ModelSerializer[Event]):
     """One thing that happened to a workload."""
 
     attempt = serializers.IntegerField(source="attempt.number", allow_null=True, default=None)
+    replica = serializers.IntegerField(source="attempt.replica", allow_null=True, default=None)
     actor = serializers.CharField(source="actor.username", allow_null=True, default=None)
     message = serializers.SerializerMethodField()
 
     class Meta:
         model = Event
-        fields = ("id", "at", "code", "phase", "attempt", "actor", "message", "details")
+        fields = ("id", "at", "code", "phase", "attempt", "replica", "actor", "message", "details")
 
     def get_message(self, event: Event) -> str:
         """What happened, in the language asked for."""
@@ -325,7 +329,7 @@ class GrantSchema(serializers.ModelSerializer[DeviceAllocation]):
 
 
 class AttemptSchema(serializers.ModelSerializer[Attempt]):
-    """One start of a workload on a node."""
+    """One start of a replica of a workload on a node; replica 0 is the leader."""
 
     node = serializers.CharField(source="node.name")
     devices = serializers.SerializerMethodField()
@@ -338,7 +342,9 @@ class AttemptSchema(serializers.ModelSerializer[Attempt]):
         model = Attempt
         fields = (
             "id",
+            "replica",
             "number",
+            "num_replicas",
             "node",
             "devices",
             "phase",
@@ -414,4 +420,18 @@ class NewWorkloadSchema(serializers.Serializer[Any]):
     grace_s = serializers.IntegerField(required=False, allow_null=True, min_value=0, max_value=300)
     backoff_limit = serializers.IntegerField(
         required=False, allow_null=True, min_value=0, max_value=100
+    )
+    min_replicas = serializers.IntegerField(
+        required=False,
+        allow_null=True,
+        min_value=1,
+        max_value=MAX_REPLICAS,
+        help_text="Fewer never run; above 1 they work together. 1 without it.",
+    )
+    max_replicas = serializers.IntegerField(
+        required=False,
+        allow_null=True,
+        min_value=1,
+        max_value=MAX_REPLICAS,
+        help_text="It grows up to so many while there is room; `min_replicas` without it.",
     )

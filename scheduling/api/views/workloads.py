@@ -104,10 +104,10 @@ class WorkloadViewSet(ApiViewSet):
     @extend_schema(responses={200: AttemptSchema(many=True), **ERRORS}, parameters=[FIELDS])
     @action(detail=True)
     def attempts(self, request: Request, pk: uuid.UUID) -> Response:
-        """Its starts, first to last."""
+        """The starts of its replicas, first to last."""
         rows = self._workload(pk).attempts.select_related("node", "resumed_from", "allocation")
         rows = rows.prefetch_related("allocation__devices")
-        return self.items(rows, AttemptSchema, ordering=("number",))
+        return self.items(rows, AttemptSchema, ordering=("placed_at", "replica", "id"))
 
     @extend_schema(responses={200: CheckpointSchema(many=True), **ERRORS}, parameters=[FIELDS])
     @action(detail=True)
