@@ -520,11 +520,12 @@ def test_a_gang_keeps_to_one_node_type(organisation: Organisation) -> None:
 def test_a_gang_of_which_one_member_must_move_stops_whole_and_starts_where_it_was_kept_room(
     organisation: Organisation,
 ) -> None:
-    filler = started(organisation, 1, 1, num_devices=3)
+    fillers = [started(organisation, 1, 1, num_devices=3) for _node in range(2)]
     gang = started(organisation, 2, 2)
     where = dict(Attempt.objects.of(gang).values_list("replica", "node__name"))
     assert len(set(where.values())) == 2
-    end(organisation, filler, 0)
+    for filler in fillers:
+        end(organisation, filler, 0)
     claimant = submitted(training_spec(organisation.speech, num_devices=4), organisation.sergey)
     run_cycle()
     gang.refresh_from_db()
