@@ -23,7 +23,7 @@ from scheduling.models import Attempt, Device, Node, Phase, Workload
 from scheduling.services import stop
 from scheduling.services.observation import record_attempts
 from tests.agent.conftest import end
-from tests.agent.driver import PATIENCE_S, Driver
+from tests.agent.driver import INVENTORY, PATIENCE_S, Driver
 from tests.factories import FakeAgent, make_member, make_node_type, make_project, submitted
 from tests.factories import training_spec as training
 
@@ -115,7 +115,7 @@ def cluster(db: None, site: Site) -> Iterator[Cluster]:
         pytest.skip("starting workloads as other users needs root")
     make_node_type("t4", gpus=8)
     language, speech = make_project("language", t4=1000), make_project("speech", t4=4000)
-    agent = FakeAgent()
+    agent = FakeAgent(nodes=[node for node in INVENTORY.nodes if node.name in NODES])
     agent.report()
     driver = Driver(site, nodes=NODES)
     yield Cluster(
