@@ -63,6 +63,8 @@ class NodeType(models.Model):
     Attributes:
         capacity_gpu_milli: What the registered nodes of this type offer; written by `scheduling`
             when nodes register, read here so that quotas cannot promise more.
+        shares_strictly: A workload alone on a device keeps to its share of the device's time as
+            well, instead of using what nobody else asks for.
         swap_enabled: Idle sessions may be swapped out on its nodes.
         swap_host_mib: Of a node's memory, so much may hold what was swapped out.
     """
@@ -75,6 +77,9 @@ class NodeType(models.Model):
     gpu_memory_mib = models.PositiveIntegerField(_("usable memory of a GPU, MiB"), default=0)
     capacity_gpu_milli = models.PositiveIntegerField(default=0, editable=False)
     min_runtime_s = models.PositiveIntegerField(_("minimum runtime, s"), default=0)
+    shares_strictly = models.BooleanField(
+        _("a share of a GPU's time is never exceeded"), default=False, db_default=False
+    )
     swap_enabled = models.BooleanField(_("swaps idle sessions out"), default=False)
     swap_host_mib = models.PositiveIntegerField(
         _("memory for what is swapped out, MiB a node"), default=102_400

@@ -215,6 +215,7 @@ def _spec(attempt: Attempt, crew: Sequence[Attempt]) -> protocol.AttemptSpec:
         base_url=f"/s/{workload.pk}/" if session else "",
         session_secret=workload.session_secret if session else "",
         crew=_crew(attempt, crew) if workload.max_replicas > 1 else None,
+        shares_strictly=kind is not None and kind.shares_strictly,
         is_swappable=kind is not None and kind.swap_enabled,
         idle=protocol.IdleThresholds(
             gpu_percent=workload.project.idle_gpu_percent,

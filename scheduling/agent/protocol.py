@@ -185,6 +185,7 @@ class AttemptSpec:
         session_secret: For a session: the token that Jupyter expects; given in its environment
             only.
         grace_s: Between the request to save and SIGKILL.
+        shares_strictly: Alone on a device it keeps to its share of the time as well.
         goal_detail: Why (shown in the attempt's log).
         is_swappable: Whether its device memory may be moved to the host; settings may forbid it.
         idle: Below which use counts as none.
@@ -215,6 +216,7 @@ class AttemptSpec:
     base_url: str = ""
     session_secret: str = ""
     goal_detail: str = ""
+    shares_strictly: bool = False
     is_swappable: bool = True
     idle: IdleThresholds = field(default_factory=IdleThresholds)
     language: str = ""

@@ -228,4 +228,10 @@ def test_turns_on_a_device_have_a_place_for_each_session(driver: Driver) -> None
         places.append(line.split()[-1])
         assert limits.stat().st_uid == 0
         assert limits.stat().st_mode & 0o777 == 0o644
+        assert "sharing fair" in limits.read_text()
     assert sorted(places) == ["0", "1", "2"]
+
+
+def test_a_node_type_may_hold_time_strictly(driver: Driver) -> None:
+    wanted = on(spec("grep", "sharing", "/run/allot/limits", shares_strictly=True))
+    assert driver.output(wanted) == "sharing strict\n"

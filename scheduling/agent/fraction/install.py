@@ -14,7 +14,7 @@ import platform
 import shutil
 import struct
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -59,7 +59,6 @@ class Fractions:
 
     Attributes:
         lacking: Why the C parts are not there, in words; empty if they are.
-        is_strict: Whether a session alone on its device is held to its share of time as well.
     """
 
     def __init__(
@@ -69,11 +68,9 @@ class Fractions:
         isolation: Isolation,
         *,
         builds: Path | None = None,
-        is_strict: Callable[[str], bool] = lambda _: False,
     ) -> None:
         """Build what is lacking; some seconds at an agent's first start."""
         self.folders, self.inventory, self.isolation = folders, inventory, isolation
-        self.is_strict = is_strict
         self.lacking = ""
         self.libraries: build.Libraries | None = None
         try:
@@ -237,7 +234,7 @@ class Fractions:
             region=str(where / REGION),
             gpus=tuple(granted),
             gate=str(INSIDE / "gate" / _GATE) if where == INSIDE else str(gate),
-            is_strict=self.is_strict(spec.node),
+            is_strict=spec.shares_strictly,
         )
         limits.write(attempt / "own" / LIMITS, text)
 
