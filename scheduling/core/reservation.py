@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from scheduling.core.admission import is_within_share, refusal
 from scheduling.core.demand import Item, Option
-from scheduling.core.rooms import Load, Room, Spot
+from scheduling.core.rooms import Load, Pool, Room, Spot
 from scheduling.core.state import State
 from scheduling.core.types import WorkloadId
 
@@ -44,6 +44,8 @@ class Reservations:
         self._state = state
         self._shadows: list[tuple[Room, Load]] = []
         self._enders: list[Ender] | None = None
+        self._enders_by_pools: dict[tuple[Pool, ...], list[Ender]] = {}
+        self._fits_without: dict[tuple[int, int, int], bool] = {}
         self.kept: Reservation | None = None
 
     def may_come(self) -> bool:
@@ -98,14 +100,23 @@ class Reservations:
         finally:
             self._shade(1)
 
+    def ask_anew(self) -> None:
+        """Forget answers of before: something has been decided since."""
+        self._fits_without.clear()
+
     def would_fit_without(self, item: Item, option: Option) -> bool:
-        """Whether only the room kept is in a workload's way."""
+        """Whether only the room kept is in a workload's way. To be asked when all is decided: the
+        answer is kept for those that ask for the same."""
         if self.kept is None or self.is_open_to(item):
             return False
-        self._shade(-1)
-        with self._state.ledger.supposing():
-            fits = self._state.find(item, option, item.num_next) is not None
-        self._shade(1)
+        key = (item.shape.number, option.number, item.num_next)
+        fits = self._fits_without.get(key)
+        if fits is None:
+            self._shade(-1)
+            with self._state.ledger.supposing():
+                fits = self._state.find(item, option, item.num_next) is not None
+            self._shade(1)
+            self._fits_without[key] = fits
         return fits
 
     def expected_free(self, item: Item, option: Option) -> float | None:
@@ -116,16 +127,16 @@ class Reservations:
     def _earliest(self, item: Item, option: Option) -> tuple[Reservation, list[Spot]] | None:
         """When, and on which places, the gang could start if all ends as predicted.
 
-        Cost: a placement per halving of the number of workloads that end.
+        Cost: a placement per doubling and halving of the number of workloads that must end.
         """
-        enders = [
-            ender
-            for ender in self._all_enders()
-            if any(placed.spot.room.pool in option.pools for placed in ender[2].running)
-        ]
-        low, high = 0, len(enders)
-        if not enders or self._places(item, option, enders) is None:
+        enders = self._enders_on(option)
+        if not enders:
             return None
+        low, high = 0, 1
+        while self._places(item, option, enders[:high]) is None:
+            if high == len(enders):
+                return None
+            low, high = high, min(2 * high, len(enders))
         while high - low > 1:
             middle = (low + high) // 2
             if self._places(item, option, enders[:middle]) is None:
@@ -136,6 +147,17 @@ class Reservations:
         assert spots is not None
         nodes = tuple(sorted({spot.room.node.name for spot in spots}))
         return Reservation(item, option, enders[high - 1][0], nodes), spots
+
+    def _enders_on(self, option: Option) -> list[Ender]:
+        """Those that lie on nodes of a type."""
+        enders = self._enders_by_pools.get(option.pools)
+        if enders is None:
+            enders = self._enders_by_pools[option.pools] = [
+                ender
+                for ender in self._all_enders()
+                if any(placed.spot.room.pool in option.pools for placed in ender[2].running)
+            ]
+        return enders
 
     def _all_enders(self) -> list[Ender]:
         """What runs and is predicted to end, first to end first."""

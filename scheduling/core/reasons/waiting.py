@@ -35,6 +35,7 @@ class Waiting:
     def __init__(self, state: State, reservations: Reservations) -> None:
         self._state = state
         self._reservations = reservations
+        reservations.ask_anew()
         self._behind = Behind(state)
         self._cache: dict[object, Reason] = {}
         self._blocks: dict[Pool, int] = {}
