@@ -109,6 +109,7 @@ class SwappingZone:
         self.open: dict[ReplicaId, LoanRecord] = {}
         self.run_gpu_s: dict[WorkloadId, float] = {}
         self.num_plans = 0
+        self.on_end: Callable[[], None] | None = None
         self._policy = policy
         self._activity = activity
         self._nodes: dict[str, Node] = {node.name: node for node in snapshot.nodes}
@@ -118,6 +119,7 @@ class SwappingZone:
         }
         self._idle_since: dict[WorkloadId, float | None] = {}
         self._woke_s: dict[WorkloadId, float] = {}
+        self._works = dict(activity.works)
         self._left_s = {name: work.run_s for name, work in activity.works.items()}
         self._runs_from: dict[ReplicaId, float] = {}
         self._events: list[float] = []
@@ -128,6 +130,12 @@ class SwappingZone:
     def _push(self, times: Iterable[float]) -> None:
         self._events.extend(time for time in times if self.now_s < time <= self._activity.until_s)
         heapify(self._events)
+
+    def submit(self, workload: Workload, work: Work) -> None:
+        """One more training, from now on."""
+        self._left_s[workload.id] = work.run_s
+        self._works[workload.id] = work
+        self.snapshot = replace(self.snapshot, workloads=(*self.snapshot.workloads, workload))
 
     def run(self, on_plan: Callable[[Plan], None] | None = None) -> None:
         """Let time pass until the activity's end."""
@@ -209,7 +217,7 @@ class SwappingZone:
         borrower = self._workload(record.borrower)
         assert borrower is not None
         rate = self._rate(workload.replicas[0])
-        work = self._activity.works.get(record.borrower, Work(0.0))
+        work = self._works.get(record.borrower, Work(0.0))
         copied = (workload.idle.memory_mib if workload.idle else 0) + work.memory_mib
         wake_s = copied / rate
         self._woke_s[name] = self.now_s + wake_s
@@ -253,6 +261,9 @@ class SwappingZone:
 
     def _end_trainings(self) -> None:
         ended = {name for name, left_s in self._left_s.items() if left_s <= 1e-6}
+        for _ in ended if self.on_end else ():
+            assert self.on_end is not None
+            self.on_end()
         for name in sorted(ended):
             del self._left_s[name]
             self._close(name, "borrower_ended")
@@ -343,7 +354,7 @@ class SwappingZone:
             return
         start_s = self._activity.start_s
         if was is ReplicaState.PARKED:
-            work = self._activity.works.get(workload.id, Work(0.0))
+            work = self._works.get(workload.id, Work(0.0))
             start_s = work.memory_mib / self._rate(replica)
         self._runs_from[replica.id] = self.now_s + copy_s.get(replica.id, 0.0) + start_s
 

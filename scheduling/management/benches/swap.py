@@ -43,6 +43,7 @@ from scheduling.agent.swap.gate import Gates
 from scheduling.agent.swap.loans import Loans
 from scheduling.agent.swap.movers import Movers
 from scheduling.agent.swap.moves import Ground
+from scheduling.management.benches import week
 from scheduling.management.benches.figures import Bench, Report, figure
 
 TARGET_S = 0.1
@@ -223,7 +224,18 @@ def _always_resident() -> Iterator[None]:
 
 
 def swap(options: Mapping[str, Any]) -> Report:
-    """Wakes one after another, each of which sends a borrower away."""
+    """Wakes one after another, each of which sends a borrower away; with `--days` also what
+    lending gains in so many (`week`), and with `--wakes 0` only that.
+    """
+    wakes = _wakes(options) if options["wakes"] else Report({"wakes": 0}, {}, {})
+    if not options["days"]:
+        return wakes
+    params = {name: options[name] for name in ("days", "sessions", "devices", "seed")}
+    gained = week.measure(**params)
+    return Report({**wakes.params, **params}, {**wakes.figures, **gained}, wakes.phases)
+
+
+def _wakes(options: Mapping[str, Any]) -> Report:
     root = Path(tempfile.mkdtemp(prefix="allot-bench-"))
     for name in ("var", "run"):
         (root / name).mkdir()
@@ -256,6 +268,10 @@ async def _measure(root: Path, num_wakes: int, warmup: int) -> tuple[_Bench, lis
 
 def _arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--wakes", type=int, default=500)
+    parser.add_argument("--days", type=int, default=0, help="of sessions whose GPUs are lent")
+    parser.add_argument("--sessions", type=int, default=40)
+    parser.add_argument("--devices", type=int, default=4)
+    parser.add_argument("--seed", type=int, default=1)
 
 
 BENCHES = {
