@@ -20,12 +20,15 @@ def costs_so_far(workload_ids: Iterable[uuid.UUID], now: datetime) -> dict[uuid.
     By the rules of analytics, so that a page and a report never differ: what lies on a node that is
     down is held by nobody.
 
-    Cost: three queries.
+    A lent GPU is charged to its borrower; the session that lends pays for the host memory that
+    keeps what was swapped out.
+
+    Cost: four queries.
     """
     held = facts.held_by(facts.Holders(workloads=list(workload_ids)), None, now)
     # What has just begun costs nothing yet, but has a cost.
     found = dict.fromkeys(held.requests, 0.0)
-    for piece in held.held:
+    for piece in (*held.held, *held.lent):
         found[piece.workload] += piece.cost
     return {uuid.UUID(workload): _money(cost) for workload, cost in found.items()}
 

@@ -100,8 +100,18 @@ _COSTS = """
 SELECT done.ended_at AS at, done.id AS workload_id, 1 AS weight, COALESCE(sum(
         EXTRACT(EPOCH FROM LEAST(held.ended_at, price.valid_until)
             - GREATEST(held.started_at, price.valid_from))::float8 / 3600
-        * (held.gpu_milli / 1000.0::float8 * price.gpu + held.cpu_milli / 1000.0::float8 * price.cpu
-            + held.memory_mib / 1024.0::float8 * price.memory)), 0) AS value
+        * (held.cpu_milli / 1000.0::float8 * price.cpu
+            + held.memory_mib / 1024.0::float8 * price.memory)
+        + CASE WHEN held.is_lent THEN 0 ELSE GREATEST(0,
+            EXTRACT(EPOCH FROM LEAST(held.ended_at, price.valid_until)
+                - GREATEST(COALESCE(held.gpu_from, held.started_at), price.valid_from))::float8)
+            / 3600 * held.gpu_milli / 1000.0::float8 * price.gpu END
+        + COALESCE((SELECT sum(GREATEST(0,
+                EXTRACT(EPOCH FROM LEAST(loan.ended_at, price.valid_until)
+                    - GREATEST(loan.lent_at, price.valid_from))::float8)
+                / 3600 * loan.gpu_milli / 1000.0::float8 * price.gpu)
+            FROM scheduling_loan loan WHERE loan.borrower_id = held.attempt_id
+                AND loan.lent_at IS NOT NULL), 0)), 0) AS value
 FROM scheduling_workload done
 LEFT JOIN (scheduling_allocation held
     JOIN scheduling_node node ON node.id = held.node_id

@@ -10,9 +10,9 @@ import uuid
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, TypedDict
 
 from django.db import connection
 from django.db.models import Q
@@ -87,6 +87,9 @@ class Facts:
         gpu_quotas: (valid from, GPUs) by project and node type, ascending.
         cpu_quotas, memory_quotas: Likewise by project, in cores and GiB; None is not counted.
         requests: Cores that each workload asked for.
+        lent: What loans shift: to the borrower the GPU that it uses, from the lender the same, and
+            to it the host memory that holds what was swapped out. For cost only: what is held
+            stays as it was.
     """
 
     since: datetime
@@ -97,6 +100,7 @@ class Facts:
     cpu_quotas: dict[int, list[tuple[float, float]]] = field(default_factory=dict)
     memory_quotas: dict[int, list[tuple[float, float]]] = field(default_factory=dict)
     requests: dict[str, float] = field(default_factory=dict)
+    lent: list[Piece] = field(default_factory=list)
 
 
 class Prices:
@@ -147,6 +151,7 @@ def read(since: datetime, until: datetime, now: datetime) -> Facts:
     prices = read_prices()
     ups = _read_capacity(facts, prices, now)
     _read_held(facts, prices, ups)
+    _read_lent(facts, prices, ups)
     _read_quotas(facts)
     return facts
 
@@ -231,28 +236,32 @@ def held_by(who: Holders, since: datetime | None, now: datetime) -> Facts:
     """
     since = since or datetime(2000, 1, 1, tzinfo=UTC)
     facts = Facts(since, now)
+    conditions = (
+        " AND (%(workloads)s::uuid[] IS NULL OR allocation.workload_id = ANY(%(workloads)s))"
+        " AND (%(nodes)s::integer[] IS NULL OR allocation.node_id = ANY(%(nodes)s))"
+        " AND (%(projects)s::integer[] IS NULL OR workload.owner_id = %(owner)s"
+        " OR allocation.project_id = ANY(%(projects)s))"
+    )
+    values = {
+        "since": since,
+        "until": now,
+        "workloads": None if who.workloads is None else list(who.workloads),
+        "nodes": None if who.nodes is None else list(who.nodes),
+        "projects": None if who.projects is None else list(who.projects),
+        "owner": who.owner,
+    }
     with connection.cursor() as cursor:
-        cursor.execute(
-            HELD
-            + " AND (%(workloads)s::uuid[] IS NULL OR allocation.workload_id = ANY(%(workloads)s))"
-            + " AND (%(nodes)s::integer[] IS NULL OR allocation.node_id = ANY(%(nodes)s))"
-            + " AND (%(projects)s::integer[] IS NULL OR workload.owner_id = %(owner)s"
-            + " OR allocation.project_id = ANY(%(projects)s))",
-            {
-                "since": since,
-                "until": now,
-                "workloads": None if who.workloads is None else list(who.workloads),
-                "nodes": None if who.nodes is None else list(who.nodes),
-                "projects": None if who.projects is None else list(who.projects),
-                "owner": who.owner,
-            },
-        )
+        cursor.execute(HELD + conditions, values)
         rows = cursor.fetchall()
+        cursor.execute(LENT + conditions, values)
+        loans = cursor.fetchall()
     if rows:
         prices = read_prices()
         ups = _read_capacity(facts, prices, now, {row[_NODE] for row in rows})
         for row in rows:
             _add_held(facts, prices, ups, row)
+        for row in loans:
+            _add_lent(facts, prices, ups, row)
     return facts
 
 
@@ -266,12 +275,33 @@ SELECT allocation.workload_id::text, allocation.project_id, workload.owner_id, w
     ARRAY(SELECT device_id FROM scheduling_deviceallocation part
         WHERE part.allocation_id = allocation.id ORDER BY part.id),
     ARRAY(SELECT gpu_milli FROM scheduling_deviceallocation part
-        WHERE part.allocation_id = allocation.id ORDER BY part.id)
+        WHERE part.allocation_id = allocation.id ORDER BY part.id),
+    CASE WHEN allocation.is_lent THEN NULL
+        ELSE EXTRACT(EPOCH FROM COALESCE(allocation.gpu_from, allocation.started_at))::float8 END
 FROM scheduling_allocation allocation
 JOIN scheduling_workload workload ON workload.id = allocation.workload_id
 WHERE allocation.started_at < %(until)s
     AND (allocation.ended_at IS NULL OR allocation.ended_at > %(since)s)
 """
+
+"""What is on loan is held by nobody but the lender: its devices count from when they are its own.
+"""
+
+LENT = """
+SELECT allocation.workload_id::text, allocation.project_id, workload.owner_id, workload.kind,
+    workload.template_name, loan.device_id, role.sign * loan.gpu_milli,
+    role.host * loan.swapped_out_bytes, EXTRACT(EPOCH FROM loan.lent_at)::float8,
+    EXTRACT(EPOCH FROM loan.ended_at)::float8
+FROM scheduling_loan loan
+CROSS JOIN (VALUES (1, 0), (-1, 1)) AS role(sign, host)
+JOIN scheduling_allocation allocation ON allocation.attempt_id
+    = CASE WHEN role.sign > 0 THEN loan.borrower_id ELSE loan.lender_id END
+JOIN scheduling_workload workload ON workload.id = allocation.workload_id
+WHERE loan.lent_at < %(until)s AND (loan.ended_at IS NULL OR loan.ended_at > %(since)s)
+"""
+"""Of each loan both sides: the borrower's use, and by how much the lender's is less."""
+
+BYTES_PER_GIB = 1024**3
 
 
 def _read_held(facts: Facts, prices: Prices, ups: Ups) -> None:
@@ -283,32 +313,71 @@ def _read_held(facts: Facts, prices: Prices, ups: Ups) -> None:
 
 # `Any`: a row of `HELD`.
 def _add_held(facts: Facts, prices: Prices, ups: Ups, row: tuple[Any, ...]) -> None:
-    workload, project, owner, kind, template, node, cpu, memory, asked, start, end, *parts = row
+    workload, project, owner, kind, template, node, cpu, memory, asked, start, end = row[:11]
+    devices, gpu_parts, gpu_from = row[11:]
     groups = Groups(project, str(owner), kind, template)
     facts.requests[workload] = asked / 1000
     start = max(start, facts.since.timestamp())
     end = min(facts.until.timestamp() if end is None else end, facts.until.timestamp())
-    amounts = [(f"node:{node}", 0, cpu / 1000, memory / 1024)]
-    amounts += [(device, gpu / 1000, 0.0, 0.0) for device, gpu in zip(*parts, strict=True)]
-    for key, gpu, cores, gib in amounts:
-        for up_start, up_end, up_node, node_type in ups.get(key, ()):
-            overlap = max(start, up_start), min(end, up_end)
-            for part_start, part_end, price in prices.stretches(node_type, *overlap):
-                facts.held.append(
-                    Piece(
-                        part_start,
-                        part_end,
-                        node=up_node,
-                        node_type=node_type,
-                        price=price,
-                        workload=workload,
-                        groups=groups,
-                        gpu=gpu,
-                        cpu=cores,
-                        memory_gib=gib,
-                        is_device=not key.startswith("node:"),
-                    )
-                )
+    on_node = Piece(start, end, cpu=cpu / 1000, memory_gib=memory / 1024, **_who(workload, groups))
+    facts.held += _while_up(on_node, f"node:{node}", prices, ups)
+    if gpu_from is None:
+        return
+    for device, milli in zip(devices, gpu_parts, strict=True):
+        piece = Piece(max(start, gpu_from), end, gpu=milli / 1000, **_who(workload, groups))
+        facts.held += _while_up(piece, device, prices, ups)
+
+
+class _Who(TypedDict):
+    """Whose a piece is; where it lies is filled in by `_while_up`."""
+
+    workload: str
+    groups: Groups
+    node: str
+    node_type: str
+    price: Price
+
+
+def _who(workload: str, groups: Groups) -> _Who:
+    return {"workload": workload, "groups": groups, "node": "", "node_type": "", "price": FREE}
+
+
+def _while_up(piece: Piece, key: str, prices: Prices, ups: Ups) -> Iterator[Piece]:
+    """A piece cut to when what it lies on was up, and where prices change."""
+    for up_start, up_end, up_node, node_type in ups.get(key, ()):
+        overlap = max(piece.start, up_start), min(piece.end, up_end)
+        for part_start, part_end, price in prices.stretches(node_type, *overlap):
+            yield replace(
+                piece,
+                start=part_start,
+                end=part_end,
+                node=up_node,
+                node_type=node_type,
+                price=price,
+                is_device=not key.startswith("node:"),
+            )
+
+
+def _read_lent(facts: Facts, prices: Prices, ups: Ups) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(LENT, {"since": facts.since, "until": facts.until})
+        for row in cursor.fetchall():
+            _add_lent(facts, prices, ups, row)
+
+
+# `Any`: a row of `LENT`.
+def _add_lent(facts: Facts, prices: Prices, ups: Ups, row: tuple[Any, ...]) -> None:
+    workload, project, owner, kind, template, device, milli, num_bytes, start, end = row
+    groups = Groups(project, str(owner), kind, template)
+    until = facts.until.timestamp()
+    piece = Piece(
+        max(start, facts.since.timestamp()),
+        until if end is None else min(end, until),
+        gpu=milli / 1000,
+        memory_gib=num_bytes / BYTES_PER_GIB,
+        **_who(workload, groups),
+    )
+    facts.lent += _while_up(piece, device, prices, ups)
 
 
 def _read_quotas(facts: Facts) -> None:

@@ -64,7 +64,7 @@ WITH asked AS (
     JOIN scheduling_workload workload ON workload.id = held.workload_id
     JOIN telemetry_subject subject
         ON subject.kind = 'workload' AND subject.name = workload.id::text
-    WHERE held.ended_at IS NULL AND held.gpu_milli > 0
+    WHERE held.ended_at IS NULL AND held.gpu_milli > 0 AND NOT held.is_lent
 )
 SELECT allocation, GREATEST(started_at, %(oldest)s, (
         SELECT max(at) + interval '1 minute' FROM telemetry_workload_minute minute

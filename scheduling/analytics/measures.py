@@ -29,6 +29,9 @@ class Measure(IntEnum):
     GPU_BAND_75 = 11
     """Measured hours by use: below 25 %, below 50 %, below 75 %, and above."""
 
+    GPU_LENT = 12
+    """The part of allocated that others used on loan; kept at the lender."""
+
     CPU_CAPACITY = 20
     CPU_QUOTA = 21
     CPU_ALLOCATED = 22

@@ -142,6 +142,7 @@ _LIST = (
         _("Lent GPU"),
         _("The part of allocated that was lent to another's training while idle."),
         _GPU_H,
+        of=_M.GPU_LENT,
     ),
     Metric(
         "borrowed_gpu_hours",

@@ -38,7 +38,8 @@ LEFT JOIN LATERAL (
     SELECT gpu_util_percent, cpu_cores FROM telemetry_workload_minute minute
     WHERE minute.subject_id = subject.id AND at >= %(recent)s ORDER BY at DESC LIMIT 1
 ) newest ON true
-WHERE held.ended_at IS NULL AND held.gpu_milli > 0 AND held.started_at <= %(begun)s
+WHERE held.ended_at IS NULL AND held.gpu_milli > 0 AND NOT held.is_lent
+    AND held.started_at <= %(begun)s
     AND (newest.gpu_util_percent IS NULL OR newest.cpu_cores IS NULL)
 """
 

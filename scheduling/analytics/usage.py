@@ -200,14 +200,19 @@ def _add_capacity(sums: _Sums, pieces: Sequence[Piece]) -> None:
 
 
 def _add_held(sums: _Sums, facts: Facts, signals: Signals) -> None:
-    pieces = facts.held
+    pieces = [*facts.held, *facts.lent]
     parts = _Pieces.of(pieces, sums.edges)
-    seen = _Seen(facts, parts, signals, sums.num_bins)
-    weights = {
+    seen = _Seen(facts, pieces, parts, signals, sums.num_bins)
+    held_weights = {
         **_held_weights(parts),
         **_gpu_weights(parts, seen),
         **_cpu_and_memory_weights(parts, seen),
     }
+    # Loans shift cost only: what is held stays with the lender.
+    is_held = parts.cuts.item < len(facts.held)
+    weights = {measure: weight * is_held for measure, weight in held_weights.items()}
+    weights[Measure.COST] = parts.hours(parts.rate)
+    weights[Measure.GPU_LENT] = np.where(is_held, 0.0, np.maximum(-parts.hours(parts.gpu), 0.0))
     weights[Measure.IDLE_COST] = weights[Measure.COST] * seen.is_idle
     peaks = seen.of(signals.peak_gib)
     for scope, name_of in NAMES.items():
@@ -237,8 +242,15 @@ class _Seen:
     measured are shared out over what it holds in proportion to time.
     """
 
-    def __init__(self, facts: Facts, parts: _Pieces, signals: Signals, num_bins: int) -> None:
-        pieces, cuts = facts.held, parts.cuts
+    def __init__(
+        self,
+        facts: Facts,
+        pieces: Sequence[Piece],
+        parts: _Pieces,
+        signals: Signals,
+        num_bins: int,
+    ) -> None:
+        cuts = parts.cuts
         self.signals = signals
         self._num_rows = len(signals.row_of)
         rows = np.array([signals.row_of.get(p.workload, -1) for p in pieces], dtype=np.int64)
@@ -306,7 +318,6 @@ def _held_weights(parts: _Pieces) -> dict[Measure, Floats]:
         Measure.GPU_ALLOCATED: parts.hours(parts.gpu),
         Measure.CPU_ALLOCATED: parts.hours(parts.cpu),
         Measure.MEMORY_ALLOCATED: parts.hours(parts.memory),
-        Measure.COST: parts.hours(parts.rate),
     }
 
 

@@ -7,23 +7,30 @@ from __future__ import annotations
 import time
 from datetime import timedelta
 
+import numpy as np
 import pytest
 from django.db import IntegrityError, transaction
 from django.utils import timezone
 
-from projects.models import NodeType, Project
+from projects.models import NodeType, PriceChange, Project
 from scheduling.agent import protocol
 from scheduling.agent.protocol import LoanReport, LoanState, SwapState
 from scheduling.agent_api import desired_loans, desired_state
+from scheduling.analytics.facts import read as read_facts
+from scheduling.analytics.measures import Measure, Scope
+from scheduling.analytics.usage import integrate, no_signals
+from scheduling.costs import costs_so_far
 from scheduling.cycle import run_cycle
 from scheduling.models import (
     Allocation,
     Attempt,
+    CapacityInterval,
     Device,
     DeviceAllocation,
     Event,
     IdleSpell,
     Loan,
+    Node,
     Phase,
     ProjectUsage,
 )
@@ -295,3 +302,36 @@ def test_a_loan_nobody_knows_of_is_settled(scene: Scene) -> None:
     strange = LoanReport("11111111-1111-1111-1111-111111111111", LoanState.ENDED)
     assert scene.agent.report_loans(strange) == [strange.loan_id]
     assert scene.agent.report_loans(LoanReport("what?", LoanState.LENT)) == []
+
+
+def test_a_lent_gpu_is_charged_once_to_its_borrower(scene: Scene) -> None:
+    """Half an hour on loan of an hour held: 45 an hour for the GPU, 1 for a GiB of host memory."""
+    now = timezone.now()
+    hour, half = now - timedelta(hours=1), now - timedelta(minutes=30)
+    loan = scene.lend()
+    scene.run_training()
+    scene.say(loan, LoanState.LENT, swapped_out_bytes=4 * GIB, lent_at=half.timestamp())
+    Allocation.objects.filter(workload=scene.session).update(started_at=hour, cpu_milli=0)
+    Allocation.objects.filter(workload=scene.training).update(started_at=half, cpu_milli=0)
+    Allocation.objects.update(memory_mib=0)
+    CapacityInterval.objects.update(started_at=now - timedelta(days=1))
+    PriceChange.objects.update(valid_from=now - timedelta(days=1))
+    Node.objects.update(last_report_at=now)
+    costs = costs_so_far([scene.session.pk, scene.training.pk], now)
+    assert float(costs[scene.training.pk]) == pytest.approx(22.5, abs=0.05)
+    assert float(costs[scene.session.pk]) == pytest.approx(45 - 22.5 + 2, abs=0.05)
+    facts = read_facts(hour, now, now)
+    edges = np.array([hour.timestamp(), now.timestamp()])
+    sums = integrate(facts, edges, no_signals(1))
+    vision, language = scene.organisation.vision.pk, scene.organisation.language.pk
+
+    def hours(measure: Measure, project: int) -> float:
+        row = sums.get((Scope.PROJECT, measure, project, ""))
+        return 0.0 if row is None else float(row[0])
+
+    assert hours(Measure.GPU_ALLOCATED, vision) == pytest.approx(1.0, abs=1e-3)
+    assert hours(Measure.GPU_ALLOCATED, language) == 0.0
+    assert hours(Measure.GPU_LENT, vision) == pytest.approx(0.5, abs=1e-3)
+    assert hours(Measure.COST, language) == pytest.approx(22.5, abs=0.05)
+    assert hours(Measure.COST, vision) == pytest.approx(24.5, abs=0.05)
+    assert hours(Measure.GPU_BORROWED, language) == 0.0
