@@ -61,6 +61,7 @@ class Account:
         past_use_ppm: What it used lately, in millionths of the capacity over that time.
         allocatable: min(limit, max(quota, fair share)); the limit where quota is unlimited; None is
             no bound.
+        is_limited: It, or one above it, has a limit for something.
     """
 
     __slots__ = (
@@ -71,6 +72,7 @@ class Account:
         "depth",
         "fair",
         "id",
+        "is_limited",
         "limit",
         "non_preemptible",
         "parent",
@@ -92,6 +94,7 @@ class Account:
         self.children: list[Account] = []
         self.path: tuple[Account, ...] = (self,)
         self.depth = 0
+        self.is_limited = False
         self.quota: list[int | None] = [share.quota for share in shares]
         self.limit: list[int | None] = [share.limit for share in shares]
         self.weight: list[int] = [share.weight for share in shares]
@@ -169,6 +172,9 @@ class Accounts:
         for account in self.by_id.values():
             account.path = _path(account)
             account.depth = len(account.path) - 1
+            account.is_limited = any(
+                bound is not None for level in account.path for bound in level.limit
+            )
 
     def _hang(self, project: Project) -> None:
         account = self.by_id[project.id]

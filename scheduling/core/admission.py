@@ -41,6 +41,8 @@ def refusal(
 
     Resources not asked for are not checked.
     """
+    if is_preemptible and not account.is_limited:
+        return None
     for level in reversed(account.path):
         limit, quota = level.limit, level.quota
         for r, amount in amounts:

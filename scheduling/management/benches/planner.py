@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gc
+import math
 import time
 from argparse import ArgumentParser
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -170,15 +172,39 @@ def _add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--database", action="store_true", help="read from and record in a PostgreSQL of its own"
     )
+    parser.add_argument(
+        "--growth", action="store_true", help="beside it a tenth of the cluster: how cost grows"
+    )
 
 
 Measure = Callable[[Size, int, int], Report]
+
+
+def growth(measure: Measure, size: Size, runs: int, warmup: int) -> Report:
+    """The same on a tenth of the cluster first; 1 is linear growth, 2 quadratic."""
+    tenth = replace(
+        size,
+        nodes=max(1, size.nodes // 10),
+        running=size.running // 10,
+        pending=size.pending // 10,
+    )
+    small, large = measure(tenth, runs, warmup), measure(size, runs, warmup)
+    figures = dict(large.figures)
+    for name, values in large.figures.items():
+        before, after = small.figures[name]["median"], values["median"]
+        if values["unit"] == "s" and isinstance(before, float) and isinstance(after, float):
+            figures[f"tenth_{name}"] = small.figures[name]
+            exponent = math.log10(after / before) if before > 0 < after else 0.0
+            figures[f"growth_{name.removesuffix('_s')}_exponent"] = figure([exponent], "")
+    return Report(large.params, figures, large.phases)
 
 
 def _bench(about: str, measure: Measure, recorded: Measure, runs: int = 9) -> Bench:
     def with_options(options: Mapping[str, Any]) -> Report:
         size = Size(**{name: options[name] for name in SIZES})
         chosen = recorded if options["database"] else measure
+        if options["growth"]:
+            chosen = partial(growth, chosen)
         return chosen(size, options["runs"], options["warmup"])
 
     return Bench(about, _add_arguments, with_options, runs)
