@@ -166,6 +166,8 @@ class Sampler:
         """
         nodes = [node for node in self._nodes if only is None or node.name in only]
         usages = [self._usage(view, now) for view in attempts if only is None or view.node in only]
+        # Of a workload with replicas elsewhere, these would be a part of what it uses.
+        elsewhere = {view.workload_id for view in attempts if only and view.node not in only}
         readings = {
             device.uuid: self._reader.read(device.uuid)
             for node in nodes
@@ -174,7 +176,11 @@ class Sampler:
         }
         samples = [
             *_devices(nodes, usages, readings, now),
-            *_workloads(usages, readings, now),
+            *(
+                Sample(f"workload:{workload_id}", now, values)
+                for workload_id, values in _workloads(usages, readings)
+                if workload_id not in elsewhere
+            ),
         ]
         for node in nodes:
             values = _sums(node, usages) if node.is_simulated else self._machine(node, now)
@@ -266,17 +272,36 @@ def _simulated_memory_mib(usage: _Usage, grant: DeviceGrant) -> float:
 
 
 def _workloads(
-    usages: Sequence[_Usage], readings: Mapping[str, DeviceReading | None], now: float
-) -> Iterable[Sample]:
+    usages: Sequence[_Usage], readings: Mapping[str, DeviceReading | None]
+) -> Iterable[tuple[str, Values]]:
+    """What each workload uses: of several replicas all of them together."""
     known = {pid for usage in usages for pid in usage.pids}
+    replicas: dict[str, list[tuple[int, Values]]] = {}
     for usage in usages:
         values = dict(usage.values)
+        granted = sum(grant.gpu_milli for grant in usage.view.devices)
         if usage.view.devices:
             values["gpu_util_percent"] = _grant_util_percent(usage, readings, known)
             values["gpu_memory_mib"] = _sum(
                 _grant_memory_mib(usage, grant, readings, known) for grant in usage.view.devices
             )
-        yield Sample(f"workload:{usage.view.workload_id}", now, values)
+        replicas.setdefault(usage.view.workload_id, []).append((granted, values))
+    for workload_id, parts in replicas.items():
+        yield workload_id, _together(parts)
+
+
+def _together(parts: Sequence[tuple[int, Values]]) -> Values:
+    """Sums of what replicas use; of the use of their grants the mean, weighted by what was granted
+    (thousandths of a GPU, the first of each pair).
+    """
+    if len(parts) == 1:
+        return parts[0][1]
+    total: Values = {name: _sum(values[name] for _, values in parts) for name in parts[0][1]}
+    if "gpu_util_percent" in total:
+        granted = sum(milli for milli, _ in parts)
+        used = _sum(_scaled(values["gpu_util_percent"], milli) for milli, values in parts)
+        total["gpu_util_percent"] = None if used is None or not granted else used / granted
+    return total
 
 
 def _grant_util_percent(

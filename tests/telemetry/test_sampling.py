@@ -101,6 +101,44 @@ def busy() -> Iterator[ProcessGroup]:
         process.kill()
 
 
+class TestReplicas:
+    """Several attempts of one workload at once."""
+
+    def replica(self, number: int, group: Group, milli: int, at: str) -> AttemptView:
+        return AttemptView(f"attempt-{number}", "w", at, [grant(f"G{number}", milli)], group, 1000)
+
+    def test_a_workload_is_all_its_replicas_together(self) -> None:
+        groups = [Group(memory=100.0), Group(memory=300.0)]
+        views = [
+            self.replica(0, groups[0], 1000, "n"),
+            self.replica(1, groups[1], 500, "m"),
+        ]
+        sampler = Sampler([node("n", "G0"), node("m", "G1")])
+        sampler.sample(views, now=1000.0)
+        groups[0].cpu_s, groups[1].cpu_s = 5.0, 10.0
+        samples = sampler.sample(views, now=1010.0)
+        assert len([sample for sample in samples if sample.subject == "workload:w"]) == 1
+        values = by_subject(samples)["workload:w"]
+        assert values["cpu_cores"] == pytest.approx(1.5)
+        assert values["memory_mib"] == 400.0
+        # Half of a whole one and all of a half one.
+        assert values["gpu_util_percent"] == pytest.approx((50 * 1000 + 100 * 500) / 1500)
+
+    def test_what_one_replica_does_not_tell_is_not_known_of_all(self) -> None:
+        views = [
+            self.replica(0, Group(memory=None), 1000, "n"),
+            self.replica(1, Group(), 1000, "n"),
+        ]
+        values = by_subject(Sampler([node("n", "G0", "G1")]).sample(views, now=1000.0))
+        assert values["workload:w"]["memory_mib"] is None
+
+    def test_a_part_of_the_nodes_says_nothing_of_a_workload_that_is_on_others_too(self) -> None:
+        views = [self.replica(0, Group(), 1000, "n"), self.replica(1, Group(), 1000, "m")]
+        sampler = Sampler([node("n", "G0"), node("m", "G1")])
+        assert "workload:w" not in by_subject(sampler.sample(views, now=1.0, only={"n"}))
+        assert "workload:w" in by_subject(sampler.sample(views, now=2.0, only={"n", "m"}))
+
+
 class TestRealProcesses:
     def test_a_simulated_device_does_what_its_process_does(self, busy: ProcessGroup) -> None:
         attempt = AttemptView("a1", "w1", "n", [grant("G", 500)], busy, cpu_milli=4000)

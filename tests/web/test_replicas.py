@@ -155,6 +155,15 @@ class TestPage:
         assert '<option value="1:1">' in page
         assert ("No more now: " if language == "en" else "Больше пока нельзя: ") in page
 
+    def test_the_log_names_replicas_that_come_while_the_page_is_open(
+        self, vera: Client, organisation: Organisation
+    ) -> None:
+        row = submitted(training_spec(organisation.vision, max_replicas=2), organisation.vera)
+        page = text_of(vera.get(f"/workloads/{row.pk}"))
+        assert 'id="replicas"' not in page
+        assert "data-has-replicas" in page
+        assert 'data-replica="replica %(replica)s, attempt %(attempt)s"' in page
+
     def test_a_training_of_one_has_no_list_of_replicas(
         self, vera: Client, organisation: Organisation
     ) -> None:
