@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from scheduling.core.cycle import plan
 from scheduling.core.decisions import Start
-from scheduling.core.types import NodeName, NodeTypeName, Policy, Snapshot
-from tests.core.small import node, project, snapshot, training
+from scheduling.core.types import GpuRequest, NodeName, NodeTypeName, Policy, Snapshot
+from tests.core.small import node, project, session, snapshot, training
 from tests.core.test_plans import settle
 from tests.core.worlds import arrive, cluster, workload
 
@@ -91,3 +91,36 @@ def test_a_spread_type_gathers_in_the_emptiest_domain() -> None:
     gang = training("g", "p", min_replicas=3)
     places = start(snapshot(*racks, project("p", 8000), gang), policy).placements.values()
     assert {place.node for place in places} == {"b", "c"}
+
+
+def test_work_without_gpus_is_gathered_by_cores() -> None:
+    racks = [node("a", 0, labels={"rack": "r1", "zone": "z"})]
+    racks += [node(name, 0, labels={"rack": "r2", "zone": "z"}) for name in "bc"]
+    gang = training("g", "p", 0, min_replicas=2, cpu_milli=40_000)
+    decision = start(snapshot(*racks, project("p"), gang), LEVELS)
+    assert {place.node for place in decision.placements.values()} == {"b", "c"}
+    assert decision.reason.details["together"] == "rack"
+
+
+def test_a_node_that_only_seems_to_hold_them_is_passed_over() -> None:
+    """One free device holds four quarters, but not two pairs of devices."""
+    full = session("s", "p", 1000, "a:1")
+    nodes = [node("a", 2, labels={"rack": "r3", "zone": "z"})]
+    nodes += [
+        node(name, 2, cpu_milli=1000, labels={"rack": rack, "zone": "z"})
+        for name, rack in (("b", "r1"), ("c", "r2"))
+    ]
+    gang = replace(training("g", "p", 250, min_replicas=2), gpu=GpuRequest(2, 250))
+    decision = start(snapshot(*nodes, project("p", 4000), full, gang), LEVELS)
+    assert {place.node for place in decision.placements.values()} == {"b", "c"}
+    assert decision.reason.details["together"] == "zone"
+
+
+def test_growth_has_no_home_where_its_replicas_are_apart() -> None:
+    nodes = [node(name, 2, labels={"rack": f"r{name}", "zone": "z"}) for name in "abc"]
+    grows = training("g", "p", 1000, "a:0", "b:0", min_replicas=2, pending=1)
+    full = [session("s", "p", 1000, "a:1"), session("t", "p", 1000, "b:1")]
+    decision = start(snapshot(*nodes, project("p", 6000), *full, grows), LEVELS)
+    (place,) = decision.placements.values()
+    assert place.node == "c"
+    assert decision.reason.details["together"] == "zone"
