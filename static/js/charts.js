@@ -73,6 +73,7 @@
         displaylogo: false,
         responsive: true,
         scrollZoom: false,
+        locale: document.documentElement.lang,
         modeBarButtons: [["zoomIn2d", "zoomOut2d", "pan2d", "resetScale2d", "toImage"]],
       });
       this.plot.on("plotly_relayout", (change) => {
