@@ -67,6 +67,7 @@ STATISTICS = {
     "completion_s": _Statistic(Source.COMPLETED, _mean),
     "no_lost_progress": _Statistic(Source.NO_LOSS, _PERCENT),
     "checkpoint_overhead": _Statistic(Source.OVERHEAD, _PERCENT),
+    "migration_overhead": _Statistic(Source.MIGRATIONS, _PERCENT),
     "cost_per_training": _Statistic(Source.COSTS, _mean),
 }
 

@@ -6,15 +6,18 @@ floats each (moment in Unix seconds, value, weight).
 
 from __future__ import annotations
 
+import uuid
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from enum import IntEnum
+from typing import Any
 
 import numpy as np
 from django.db import connection
 from psycopg import sql
 
+from scheduling.analytics import facts
 from scheduling.analytics.intervals import Floats
 from scheduling.analytics.measures import NO_KEY, NO_PROJECT, Scope
 
@@ -32,6 +35,7 @@ class Source(IntEnum):
     NO_LOSS = 107
     OVERHEAD = 108
     COSTS = 109
+    MIGRATIONS = 110
 
 
 # Each gives `at`, `workload_id`, `value` and `weight`; the period is applied outside.
@@ -95,36 +99,27 @@ FROM scheduling_attempt attempt JOIN scheduling_workload workload ON workload.id
 WHERE attempt.ended_at >= %(since)s AND attempt.ended_at < %(until)s AND kind = 'training'
     AND started_at <= attempt.ended_at
 """
-# A price holds until the next of its node type; each allocation is split where one changes.
+# What moving it took: saving at the stop, work lost by it, and, where this attempt follows one that
+# was evicted, the time without a place and until it ran again. Over the run time of all attempts.
+_MIGRATIONS = """
+SELECT attempt.ended_at AS at, attempt.workload_id,
+    EXTRACT(EPOCH FROM attempt.ended_at - attempt.started_at) AS weight,
+    CASE WHEN attempt.exit_cause = 'evicted'
+        THEN COALESCE(EXTRACT(EPOCH FROM attempt.ended_at - attempt.goal_at), 0)
+            + COALESCE(attempt.lost_progress_s, 0) ELSE 0 END
+    + COALESCE(EXTRACT(EPOCH FROM COALESCE(attempt.ready_at, attempt.started_at)
+        - before.ended_at), 0) AS value
+FROM scheduling_attempt attempt JOIN scheduling_workload workload ON workload.id = workload_id
+LEFT JOIN scheduling_attempt before ON before.workload_id = attempt.workload_id
+    AND before.replica = attempt.replica AND before.number = attempt.number - 1
+    AND before.exit_cause = 'evicted' AND before.ended_at <= attempt.started_at
+WHERE attempt.ended_at >= %(since)s AND attempt.ended_at < %(until)s AND kind = 'training'
+    AND attempt.started_at <= attempt.ended_at
+"""
+# Their costs are added in `read`: they follow from what was held, by the rules of `facts`.
 _COSTS = """
-SELECT done.ended_at AS at, done.id AS workload_id, 1 AS weight, COALESCE(sum(
-        EXTRACT(EPOCH FROM LEAST(held.ended_at, price.valid_until)
-            - GREATEST(held.started_at, price.valid_from))::float8 / 3600
-        * (held.cpu_milli / 1000.0::float8 * price.cpu
-            + held.memory_mib / 1024.0::float8 * price.memory)
-        + CASE WHEN held.is_lent THEN 0 ELSE GREATEST(0,
-            EXTRACT(EPOCH FROM LEAST(held.ended_at, price.valid_until)
-                - GREATEST(COALESCE(held.gpu_from, held.started_at), price.valid_from))::float8)
-            / 3600 * held.gpu_milli / 1000.0::float8 * price.gpu END
-        + COALESCE((SELECT sum(GREATEST(0,
-                EXTRACT(EPOCH FROM LEAST(loan.ended_at, price.valid_until)
-                    - GREATEST(loan.lent_at, price.valid_from))::float8)
-                / 3600 * loan.gpu_milli / 1000.0::float8 * price.gpu)
-            FROM scheduling_loan loan WHERE loan.borrower_id = held.attempt_id
-                AND loan.lent_at IS NOT NULL), 0)), 0) AS value
-FROM scheduling_workload done
-LEFT JOIN (scheduling_allocation held
-    JOIN scheduling_node node ON node.id = held.node_id
-    JOIN (SELECT node_type_id, valid_from, gpu_price_per_hour::float8 AS gpu,
-            cpu_price_per_hour::float8 AS cpu, memory_price_per_hour::float8 AS memory,
-            lead(valid_from, 1, 'infinity') OVER (PARTITION BY node_type_id
-                ORDER BY valid_from, id) AS valid_until FROM projects_pricechange) price
-        ON price.node_type_id = node.node_type_id AND price.valid_from < held.ended_at
-        AND price.valid_until > held.started_at)
-    ON held.workload_id = done.id
-WHERE done.ended_at >= %(since)s AND done.ended_at < %(until)s
-    AND done.kind = 'training' AND done.phase = 'completed'
-GROUP BY done.id
+SELECT ended_at AS at, id AS workload_id, 1 AS weight, 0 AS value FROM scheduling_workload
+WHERE ended_at >= %(since)s AND ended_at < %(until)s AND kind = 'training' AND phase = 'completed'
 """
 
 _SOURCES = {
@@ -138,10 +133,11 @@ _SOURCES = {
     Source.NO_LOSS: _NO_LOSS,
     Source.OVERHEAD: _OVERHEAD,
     Source.COSTS: _COSTS,
+    Source.MIGRATIONS: _MIGRATIONS,
 }
 _STATEMENT = """
-SELECT EXTRACT(EPOCH FROM at)::float8, value::float8, weight::float8, workload.project_id,
-    workload.owner_id::text, workload.kind, workload.template_name,
+SELECT workload.id, EXTRACT(EPOCH FROM at)::float8, value::float8, weight::float8,
+    workload.project_id, workload.owner_id::text, workload.kind, workload.template_name,
     COALESCE(workload.node_type_id::text, '')
 FROM ({rows}) ended JOIN scheduling_workload workload ON workload.id = ended.workload_id
 WHERE value IS NOT NULL ORDER BY at, workload.id
@@ -159,10 +155,24 @@ def read(since: datetime, until: datetime) -> Events:
         for source, rows in _SOURCES.items():
             statement = sql.SQL(_STATEMENT).format(rows=sql.SQL(rows))
             cursor.execute(statement, {"since": since, "until": until})
-            for at, value, weight, project, *names in cursor.fetchall():
+            rows_found = cursor.fetchall()
+            costs = _costs(rows_found, until) if source is Source.COSTS else {}
+            for workload, at, value, weight, project, *names in rows_found:
+                value = costs.get(workload, value)
                 for scope, number, key in _places(project, *names):
                     found[scope, source, number, key].append((at, value, weight))
     return {name: np.array(events) for name, events in found.items()}
+
+
+# `Any`: rows of `_STATEMENT`, which begin with the workload.
+def _costs(rows: Sequence[tuple[Any, ...]], until: datetime) -> dict[uuid.UUID, float]:
+    """What each workload cost, all its attempts together."""
+    found: dict[uuid.UUID, float] = defaultdict(float)
+    if rows:
+        wanted = facts.Holders(workloads=[row[0] for row in rows])
+        for piece in facts.held_by(wanted, None, until).held:
+            found[uuid.UUID(piece.workload)] += piece.cost
+    return dict(found)
 
 
 def _places(

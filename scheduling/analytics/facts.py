@@ -256,6 +256,9 @@ def held_by(who: Holders, since: datetime | None, now: datetime) -> Facts:
         cursor.execute(LENT + conditions, values)
         loans = cursor.fetchall()
     if rows:
+        # What was ready before the first of them held anything is nobody's concern.
+        began = datetime.fromtimestamp(min(row[_STARTED] for row in rows), UTC)
+        facts.since = max(since, began)
         prices = read_prices()
         ups = _read_capacity(facts, prices, now, {row[_NODE] for row in rows})
         for row in rows:
@@ -265,7 +268,8 @@ def held_by(who: Holders, since: datetime | None, now: datetime) -> Facts:
     return facts
 
 
-_NODE = 5
+# Columns of `HELD`.
+_NODE, _STARTED = 5, 9
 
 HELD = """
 SELECT allocation.workload_id::text, allocation.project_id, workload.owner_id, workload.kind,

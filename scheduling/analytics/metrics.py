@@ -381,7 +381,13 @@ _LIST = (
             (
                 "checkpoint_overhead",
                 _("Overhead of checkpoints"),
-                _("Time spent saving before a stop, in per cent of run time."),
+                _("Time spent saving before a stop, and work lost by it, in per cent of run time."),
+                _PERCENT,
+            ),
+            (
+                "migration_overhead",
+                _("Overhead of migrations"),
+                _("Saving, lost work, waiting and restart of what was moved, of run time."),
                 _PERCENT,
             ),
         )

@@ -153,6 +153,22 @@ def test_preemptions_with_what_they_cost(node: Node, vera: User) -> None:
     }
 
 
+def test_a_migration_costs_saving_lost_work_waiting_and_the_restart(node: Node, vera: User) -> None:
+    work = history.workload(vera.memberships.get().project, vera)
+    first = held(work, node, (at("2026-03-10 10:00"), at("2026-03-10 11:00")), devices=1)
+    first.exit_cause, first.goal_at = "evicted", at("2026-03-10 10:59")
+    first.lost_progress_s = 30.0
+    first.save()
+    # Four minutes later it had a place again, and after one more it ran.
+    second = held(work, node, (at("2026-03-10 11:04"), at("2026-03-10 12:04")), devices=1)
+    second.started_at = second.ready_at = at("2026-03-10 11:05")
+    second.save()
+    other = history.workload(vera.memberships.get().project, vera)
+    held(other, node, (at("2026-03-10 10:00"), at("2026-03-10 11:00")), devices=1, first=1)
+    found = ask(vera, "migration_overhead").whole
+    assert found.values == (pytest.approx(100 * (60 + 30 + 300) / (3600 + 3540 + 3600)), None)
+
+
 def test_the_cost_of_a_training_is_that_of_all_its_attempts(node: Node, vera: User) -> None:
     assert node.node_type is not None
     history.priced(node.node_type, at("2026-03-10 11:00"), gpu=90, cpu=2, memory=1)
@@ -163,9 +179,13 @@ def test_the_cost_of_a_training_is_that_of_all_its_attempts(node: Node, vera: Us
     stopped = history.workload(vera.memberships.get().project, vera)
     ended(stopped, at("2026-03-10 12:00"), Phase.STOPPED)
     admin = User.objects.create_superuser("root")
+    # What lies on a node that is down is held by nobody.
+    down = history.workload(vera.memberships.get().project, vera)
+    lost = Cluster(at("2026-03-09")).node(node.node_type, until=at("2026-03-11 10:00"))
+    held(down, lost, (at("2026-03-11 10:00"), at("2026-03-11 11:00")), devices=1)
+    ended(down, at("2026-03-11 11:00"))
     found = ask(admin, "cost_per_training").whole
-    assert found.values[0] == pytest.approx(48.0 + 93.0 + 183.0)
-    assert found.values[1] is None
+    assert found.values == (pytest.approx(48.0 + 93.0 + 183.0), 0.0)
     assert ask(vera, "cost_per_training").whole.values == found.values
     stranger = make_member(make_project("other"), "stranger")
     assert ask(stranger, "cost_per_training").whole.values == (None, None)

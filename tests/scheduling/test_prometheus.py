@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 from datetime import timedelta
 
 import pytest
+from django.conf import settings
 from django.test import Client
 from django.utils import timezone
 
@@ -16,6 +18,7 @@ from scheduling.models import Device, Workload
 from scheduling.prometheus.exposition import Family, histogram, lines
 from telemetry.ingestion import ingest
 from telemetry.messages import Sample, SampleBatch
+from telemetry.metrics import METRICS, Kind
 from tests.factories import submitted, training_spec
 from tests.scheduling.conftest import Organisation
 
@@ -153,3 +156,77 @@ def test_buckets_of_a_histogram_add_up() -> None:
         "m_sum 12.5\n",
         "m_count 3\n",
     ]
+
+
+SELECTOR = re.compile(r"\b((?:DCGM_FI|allot)_\w+)(?:\{([^}]*)\})?")
+BY = re.compile(r"\bby \(([^)]*)\)")
+# Metrics that NVIDIA's dashboard 12239 asks for, by the list in the product reference: it filters
+# on `instance` (Prometheus's own) and `gpu`. PROF_ fields need DCGM itself.
+OF_12239 = ("GPU_TEMP", "POWER_USAGE", "SM_CLOCK", "GPU_UTIL", "FB_USED")
+
+
+def busy_cluster(organisation: Organisation) -> None:
+    """Every device tells every value; workloads run, wait and have ended."""
+    for _ in range(9):
+        submitted(training_spec(organisation.vision), organisation.vera)
+    run_cycle()
+    ended = Workload.objects.filter(current__isnull=False)[0]
+    organisation.agent.run(ended)
+    organisation.agent.end(ended)
+    for device in Device.objects.select_related("node"):
+        values = {metric.name: 1.0 for metric in METRICS[Kind.DEVICE]}
+        sample = Sample(f"device:{device.uuid}", timezone.now().timestamp(), dict(values))
+        batch = SampleBatch("local", device.node.name, f"all-{device.pk}", [sample])
+        ingest(batch, nodes={device.node.name})
+
+
+def labels_by_name(found: list[str]) -> dict[str, set[str]]:
+    """Label names of every series of an answer."""
+    known: dict[str, set[str]] = {}
+    for line in found:
+        if match := re.match(r"([a-zA-Z_:][\w:]*)(?:\{(.*)\})? \S+$", line):
+            known.setdefault(match[1], set()).update(re.findall(r'(\w+)="', match[2] or ""))
+    return known
+
+
+def test_the_dashboard_asks_by_labels_that_series_have(
+    organisation: Organisation, admin: User
+) -> None:
+    busy_cluster(organisation)
+    known = labels_by_name(scrape(admin))
+    board = json.loads((settings.BASE_DIR / "deploy" / "grafana" / "allot.json").read_text())
+    asked = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+    checked = set()
+    for text in asked:
+        grouped = {name.strip() for names in BY.findall(text) for name in names.split(",")}
+        for name, selector in SELECTOR.findall(text):
+            if name not in known:
+                continue
+            wanted = set(re.findall(r"(\w+)\s*[=!]~?", selector)) | grouped
+            assert wanted <= known[name], (text, name, known[name])
+            checked.add(name)
+    # What happens seldom (errors, idleness for half an hour, saving) has no series yet.
+    assert len(checked) >= 13, checked
+
+
+def test_nvidias_dashboard_finds_its_series_and_labels(
+    organisation: Organisation, admin: User
+) -> None:
+    busy_cluster(organisation)
+    known = labels_by_name(scrape(admin))
+    for name in OF_12239:
+        assert {"gpu", "UUID", "Hostname", "modelName", "device"} <= known[f"DCGM_FI_DEV_{name}"]
+
+
+def test_a_device_has_a_bounded_number_of_series(organisation: Organisation, admin: User) -> None:
+    busy_cluster(organisation)
+    found = [line for line in scrape(admin) if line.startswith("DCGM_")]
+    num_devices = Device.objects.count()
+    assert len(found) == num_devices * (len(METRICS[Kind.DEVICE]) - 3 + 1)
+    # A device of its own line in each, whatever runs on it: no label of a workload or person.
+    labels = set().union(*labels_by_name(found).values())
+    assert labels == {"gpu", "UUID", "device", "modelName", "Hostname", "node", "node_type"}
+    busy = submitted(training_spec(organisation.speech), organisation.sergey)
+    run_cycle()
+    organisation.agent.run(busy)
+    assert len([line for line in scrape(admin) if line.startswith("DCGM_")]) == len(found)
