@@ -56,12 +56,14 @@ class Numbered:
 
     Attributes:
         average: Of what was measured in the range; a dash where nothing was.
+        is_whole: The number is no average but what has come together so far.
         bands: Which rows show below it who ran when: `devices`, `node` or none.
     """
 
     chart: Chart
     average: str
     bands: str = ""
+    is_whole: bool = False
 
 
 def numbered(chart: Chart, bands: str = "") -> Numbered:

@@ -106,7 +106,7 @@ def workload_cost_chart(workload: Workload, zone: str, chosen: Range) -> Numbere
     address = reverse("scheduling:workload-cost-series", args=[workload.pk])
     view = View(chosen.minutes, zone, source=f"{address}?range={chosen.name}")
     chart = chart_from(words, [ready], view, changes_with=workload_topic(workload.pk))
-    return Numbered(chart, formats.money(Decimal(total)))
+    return Numbered(chart, formats.money(Decimal(total)), is_whole=True)
 
 
 @login_required
