@@ -196,7 +196,7 @@ def _use_chart(user: User, *, is_lazy: bool) -> Chart:
     )
     ready = [
         Ready(Line(_("held"), held), CLUSTER_TOPIC, "gpu_held"),
-        Ready(Line(_("used"), used), CLUSTER_TOPIC, "gpu_used"),
+        Ready(Line(pgettext("GPU", "used"), used), CLUSTER_TOPIC, "gpu_used"),
     ]
     return chart_from(words, ready, _view(user, "use"), is_lazy=is_lazy)
 

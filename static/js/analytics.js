@@ -16,30 +16,8 @@
     return token(key === "unallocated" ? "--bar-empty" : "--line-strong");
   };
 
-  // Plotly draws the names of days and months; the browser knows them in every language.
+  // Its words and dates: plotly-locale.js.
   const language = document.documentElement.lang || "en";
-  const names = (options, count, first, step) =>
-    Array.from({ length: count }, (_, number) =>
-      new Intl.DateTimeFormat(language, { ...options, timeZone: "UTC" }).format(first + number * step),
-    );
-  const DAY_MS = 86400000;
-  const sunday = Date.UTC(2023, 0, 1);
-  const number = new Intl.NumberFormat(language).formatToParts(12345.6);
-  const sign = (type) => number.find((part) => part.type === type)?.value || "";
-  if (language !== "en") Plotly.register({
-    moduleType: "locale",
-    name: language,
-    dictionary: {},
-    format: {
-      days: names({ weekday: "long" }, 7, sunday, DAY_MS),
-      shortDays: names({ weekday: "short" }, 7, sunday, DAY_MS),
-      months: names({ month: "long" }, 12, sunday, 31 * DAY_MS - 0.5 * DAY_MS),
-      shortMonths: names({ month: "short" }, 12, sunday, 31 * DAY_MS - 0.5 * DAY_MS),
-      date: "%d.%m.%Y",
-      decimal: sign("decimal"),
-      thousands: sign("group"),
-    },
-  });
 
   const coloured = (trace) => {
     const color = colourOf(trace.meta);
