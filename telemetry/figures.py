@@ -67,7 +67,8 @@ def figure(lines: Iterable[Line], frame: Frame) -> dict[str, Any]:
         layout=go.Layout(
             # Plotly's own template has colours of its own.
             template=go.layout.Template(),
-            margin={"l": 48, "r": 8, "t": _LEGEND_HEIGHT * _legend_rows(drawn) + 8, "b": 44},
+            # Fixed: a margin that fits itself to the labels may go back and forth for ever.
+            margin={"l": 60, "r": 8, "t": _LEGEND_HEIGHT * _legend_rows(drawn) + 8, "b": 44},
             height=220,
             hovermode="x unified",
             showlegend=len(drawn) > 1,
@@ -106,7 +107,6 @@ def _y_axis(frame: Frame) -> dict[str, Any]:
         "title": {"text": frame.unit},
         "rangemode": "tozero",
         "fixedrange": True,
-        "automargin": True,
     }
     if frame.ceiling is not None:
         axis["range"] = [0, frame.ceiling]

@@ -17,6 +17,7 @@ from scheduling.cycle import run_cycle
 from scheduling.models import Device, Node, Zone
 from scheduling.services.claims import GIVEN_UP_AFTER_S, LOST_AFTER_S
 from scheduling.services.zones import ensure_zone
+from telemetry.models import Batch, NodeSample
 from tests.factories import (
     AGENT_TOKEN,
     attempt_report,
@@ -278,3 +279,18 @@ def test_a_clock_that_differs_is_told_on_the_nodes_page_and_to_admins(
     assert "clock +3." in viewer.get("/live").content.decode()
     post(agent_client, "report", report(nodes=nodes))
     assert "differs" not in viewer.get("/nodes/gpu-1").content.decode()
+
+
+def test_a_batch_cut_in_the_middle_is_refused_and_nothing_of_it_stays(
+    organisation: Organisation, agent_client: Client
+) -> None:
+    values: dict[str, float | None] = {"cpu_cores": 1.0}
+    samples = [protocol.Sample("node:sim-t4-1", time.time() - s, values) for s in range(50)]
+    batch = protocol.SampleBatch(zone="local", node="sim-t4-1", batch_id="1", samples=samples)
+    whole = protocol.encode(batch)
+    status, content = post(agent_client, "samples", whole[: len(whole) // 2])
+    assert (status, b"ReceivedBatch" in content) == (400, True)
+    assert not Batch.objects.exists()
+    assert not NodeSample.objects.exists()
+    assert post(agent_client, "samples", whole)[0] == 204
+    assert NodeSample.objects.count() == 50

@@ -16,6 +16,7 @@ from django.conf import settings
 from django.test import Client, override_settings
 from django.urls import path
 
+from config.asgi import live_updates
 from projects.models import Membership, User
 from scheduling.consumers import (
     CLOSE_BAD_MESSAGE,
@@ -133,6 +134,23 @@ async def test_whoever_logs_out_hears_no_more() -> None:
     await client.alogout()
     closed = await socket.receive()
     assert (closed["type"], closed["code"]) == ("websocket.close", CLOSE_NOT_LOGGED_IN)
+
+
+@pytest.mark.parametrize("path_", ["/ws/live", "/ws/squares"])
+async def test_another_origin_is_refused(path_: str) -> None:
+    scene: Scene = await scene_of()
+    cookie = await login_cookie(Client(), scene.organisation.vera)
+    for origin, answer in (
+        (b"https://elsewhere.example", "websocket.close"),
+        (b"http://localhost", "websocket.accept"),
+    ):
+        headers = [cookie, (b"origin", origin)]
+        scope = {"type": "websocket", "path": path_, "headers": headers, "subprotocols": []}
+        end: Any = ApplicationCommunicator(live_updates, scope)  # type: ignore[no-untyped-call]
+        await end.send_input({"type": "websocket.connect"})
+        assert (await end.receive_output(timeout=5))["type"] == answer
+        await end.send_input({"type": "websocket.disconnect", "code": 1000})
+        await end.wait(timeout=5)
 
 
 async def test_an_address_that_leads_nowhere_is_refused() -> None:
