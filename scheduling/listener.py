@@ -14,7 +14,7 @@ import psycopg
 from django.db import close_old_connections, connection
 
 from scheduling.cycle import remember_increments, run_cycle
-from scheduling.services.events import WAKE_CHANNEL
+from scheduling.services.events import ARRIVED, WAKE_CHANNEL
 from scheduling.tasks import dispatch_commands
 from scheduling.warm import Warm
 
@@ -59,7 +59,10 @@ def _listen() -> None:
                 close_old_connections()
                 if heard or is_due:
                     # Whatever else has arrived meanwhile is answered by the same cycle.
-                    list(ear.notifies(timeout=0))
+                    heard += ear.notifies(timeout=0)
+                    if any(notice.payload != ARRIVED for notice in heard):
+                        # The log may not show why, as with idle marks: all is looked at.
+                        warm.drop()
                     is_due = _answer(warm)
         finally:
             warm.drop()

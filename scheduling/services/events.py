@@ -12,6 +12,8 @@ from scheduling.live import NODES_TOPIC, QUEUE_TOPIC, announce, project_topic, w
 from scheduling.models import Attempt, Event, Phase, Wait, Workload
 
 WAKE_CHANNEL = "allot_wake"
+ARRIVED = "submitted"
+"""Why the planner is woken by an arrival, which alone it may answer without a full cycle."""
 
 
 def wake_planner(cause: str) -> None:

@@ -27,7 +27,13 @@ from scheduling.core.decisions import Hold, Lend, Reason, Start
 from scheduling.models import Node, NodeState, Phase, Workload, Zone
 from scheduling.relay_client import AgentAwayError, FieldProblem
 from scheduling.services.estimates import eta_to_tell
-from scheduling.services.events import announce_workload, open_wait, record_event, wake_planner
+from scheduling.services.events import (
+    ARRIVED,
+    announce_workload,
+    open_wait,
+    record_event,
+    wake_planner,
+)
 from scheduling.snapshot import core_workload, pending_replicas, take_snapshot
 from telemetry.cost import cost_per_hour
 
@@ -133,7 +139,7 @@ def _create(spec: WorkloadSpec, owner: User, request_id: uuid.UUID) -> Workload:
     workload.save(force_insert=True)
     open_wait(workload, "submitted", now)
     record_event(workload, "submitted", at=now, actor=owner)
-    wake_planner("submitted")
+    wake_planner(ARRIVED)
     announce_workload(workload)
     return workload
 
