@@ -184,25 +184,26 @@ class Attempt:
             OSError: nothing counts its calls.
         """
         try:
-            return self._region.last_call_s()
+            return self.region.last_call_s()
         except RegionError as error:
             raise FileNotFoundError(str(error)) from error
 
     @property
-    def _region(self) -> Region:
+    def region(self) -> Region:
+        """Where its processes count what they use of their devices."""
         return Region(self.folder / REGION)
 
     def device_bytes(self) -> int:
         """What its processes use of its devices; 0 where nothing counts it."""
         try:
-            return sum(self._region.read().used_bytes)
+            return sum(self.region.read().used_bytes)
         except RegionError:
             return 0
 
     def swap_obstacle(self) -> str:
         """What its processes did that rules Swap out (a `SwapObstacle`); empty for nothing."""
         try:
-            flags = self._region.read().flags
+            flags = self.region.read().flags
         except RegionError:
             return ""
         return next((str(obstacle) for flag, obstacle in _OBSTACLES.items() if flag & flags), "")
@@ -210,7 +211,7 @@ class Attempt:
     def close_gate(self, phase: str) -> None:
         """Tell its processes where their device memory is; their calls wait unless it is there."""
         with suppress(RegionError):
-            self._region.set_state(_GATES[phase])
+            self.region.set_state(_GATES[phase])
 
     def order(self, spec: AttemptSpec) -> None:
         """Take over what the orchestrator wants now."""

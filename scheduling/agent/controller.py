@@ -27,6 +27,7 @@ from scheduling.agent import check, isolation, node
 from scheduling.agent.cells import Cells
 from scheduling.agent.folders import Folders
 from scheduling.agent.fraction.install import Fractions
+from scheduling.agent.fraction.utilisation import Utilisation
 from scheduling.agent.launch import Site
 from scheduling.agent.protocol import (
     AGENT_HEADER,
@@ -219,6 +220,7 @@ class Controller:
         self.runner = Runner(self.site, (each.name for each in self.inventory.nodes))
         self.orchestrator = Orchestrator(options)
         self.spool = Spool(options.zone, self.inventory.nodes, options.var / "spool")
+        self.utilisation = Utilisation()
         self.watched = Watched([each.name for each in self.inventory.nodes], time.monotonic)
         self._woken, self._changed = asyncio.Event(), asyncio.Event()
         self._sampled = asyncio.Event()
@@ -399,6 +401,8 @@ class Controller:
                 self._sampled.set()
                 if is_everything:
                     self.swapping.sampled(samples, now)
+                    regions = self.runner.regions()
+                    await asyncio.to_thread(self.utilisation.update, regions, time.monotonic())
 
     async def _send_samples_forever(self) -> None:
         while True:

@@ -20,6 +20,7 @@ from pathlib import Path
 from scheduling.agent import crew, folders, jupyter, launch
 from scheduling.agent.attempt import Attempt, strip
 from scheduling.agent.checkpoints import Store
+from scheduling.agent.fraction.region import Region
 from scheduling.agent.idle import Endpoint, IdleWatch, Watched
 from scheduling.agent.launch import Site
 from scheduling.agent.protocol import (
@@ -246,6 +247,14 @@ class Runner:
             for attempt in self.attempts.values()
             if attempt.is_begun and not attempt.is_over
         ]
+
+    def regions(self) -> dict[str, Region]:
+        """What running attempts use of their devices, where that is counted."""
+        return {
+            attempt.spec.attempt_id: attempt.region
+            for attempt in self.attempts.values()
+            if attempt.spec.devices and attempt.is_begun and not attempt.is_over
+        }
 
     def watched(self) -> list[Watched]:
         """The sessions whose idleness is watched."""

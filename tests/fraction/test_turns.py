@@ -6,12 +6,14 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from scheduling.agent.fraction.limits import GpuLimit
 from scheduling.agent.fraction.region import Region
+from scheduling.agent.fraction.utilisation import Utilisation
 from tests.fraction.world import GIB, UUIDS, Asked, World
 
 pytestmark = pytest.mark.alone
@@ -159,3 +161,23 @@ def test_a_file_that_somebody_cut_short_stops_nobody(sessions: Sessions) -> None
         time.sleep(0.15)
         os.truncate(sessions.turns, 0)
     assert min(counts(*asked)) > 100
+
+
+def test_a_sessions_own_nvml_shows_the_time_that_it_took(make_world: MakeWorld) -> None:
+    limit = GpuLimit(UUIDS[0], GIB, 500, share_slot=0)
+    world = make_world()
+    turns = world.prefix / "turns"
+    turns.write_bytes(b"")
+    world.limits = (replace(limit, share_file=str(turns)),)
+    world.write_limits()
+    shown = Utilisation()
+    until_s = time.monotonic() + STARTS_S + MEASURED_S
+    steps = (["start"], ["spin", KERNEL_NS, until_s - MEASURED_S, until_s])
+    with world.asking(*steps):
+        time.sleep(STARTS_S + 1)
+        shown.update({"x": world.region}, time.monotonic())
+        time.sleep(2)
+        shown.update({"x": world.region}, time.monotonic())
+        assert world.ask(["utilisation"])[0] == pytest.approx(100, abs=10)
+    shown.update({"x": world.region}, time.monotonic() + 1)
+    assert world.ask(["utilisation"]) == [0]

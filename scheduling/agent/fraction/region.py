@@ -26,6 +26,7 @@ _LOCK_SLOTS = 1 << 20
 _STATE, _FLAGS, _GENERATION, _LAST_CALL, _HIGH, _HELD, _WAKES = 16, 20, 12, 24, 32, 36, 40
 _GPUS, _GPU_SIZE = 64, 64
 _PROCESSES, _PROCESS_SIZE = _GPUS + MAX_GPUS * _GPU_SIZE, 64
+_GPU_NS = 24
 _USED = _PROCESSES + MAX_SLOTS * _PROCESS_SIZE
 _PENDING = _USED + MAX_GPUS * MAX_SLOTS * 8
 _SAVED = _PENDING + MAX_GPUS * MAX_SLOTS * 8
@@ -68,12 +69,14 @@ class Process:
     Attributes:
         pid: As the process sees itself.
         used_bytes: Per device, in the order of the limits.
+        gpu_ns: GPU time that was charged to it, over all devices.
     """
 
     slot: int
     pid: int
     used_bytes: tuple[int, ...]
     saved_bytes: tuple[int, ...]
+    gpu_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,11 +231,13 @@ def _processes(fd: int, high: int, num_gpus: int) -> Iterator[Process]:
     for slot in range(high):
         if is_locked(fd, slot):
             (pid,) = struct.unpack_from("<I", pids, slot * _PROCESS_SIZE)
+            (gpu_ns,) = struct.unpack_from("<Q", pids, slot * _PROCESS_SIZE + _GPU_NS)
             yield Process(
                 slot,
                 pid,
                 tuple(column[slot] for column in used),
                 tuple(column[slot] for column in saved),
+                gpu_ns,
             )
 
 
