@@ -57,6 +57,9 @@ def _listen() -> None:
             while True:
                 heard = list(ear.notifies(timeout=FOLLOW_UP_S if is_due else 60, stop_after=1))
                 close_old_connections()
+                if not heard and warm.is_ageing:
+                    warm.drop()
+                    is_due = True
                 if heard or is_due:
                     # Whatever else has arrived meanwhile is answered by the same cycle.
                     heard += ear.notifies(timeout=0)

@@ -59,6 +59,14 @@ class Warm:
     def is_warm(self) -> bool:
         return self._planner is not None and self._planner.is_warm
 
+    @property
+    def is_ageing(self) -> bool:
+        """Whether a quiet moment should be used to read all again, before somebody has to wait."""
+        if self._planner is None:
+            return False
+        is_old = time.monotonic() - self._since > MAX_AGE_S / 2
+        return is_old or not self._planner.is_valid(timezone.now().timestamp())
+
     def begin(self) -> int:
         """The mark to be given to `keep`, before the snapshot is taken."""
         return feed.mark()

@@ -50,6 +50,12 @@ def test_a_session_starts_without_a_full_cycle(organisation: Organisation, warm:
     assert not cold.has_effects
 
 
+def test_a_fresh_picture_is_not_old(warm: Warm) -> None:
+    assert not warm.is_ageing
+    warm.drop()
+    assert not warm.is_ageing
+
+
 def test_one_that_waits_is_told_why(organisation: Organisation, warm: Warm) -> None:
     rows = [submitted(session_spec(organisation.vision), organisation.vera) for _ in range(5)]
     outcome = run_cycle(wait=True, warm=warm)
