@@ -96,8 +96,8 @@ def report(request: HttpRequest, zone: Zone) -> HttpResponse:
     message = protocol.decode(request.body, protocol.Report)
     _check_zone(message.zone, zone)
     refused = record_nodes(zone, message, _agent_of(request))
-    loans = record_loans(zone.pk, message.loans)
     settled = record_attempts(zone, message.attempts)
+    loans = record_loans(zone.pk, message.loans)
     return _answer(
         protocol.Acknowledged(settled=settled, settled_loans=loans, refused_nodes=refused)
     )

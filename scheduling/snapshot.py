@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from django.db.models import Avg, F, Max, Prefetch, QuerySet, Window
+from django.db.models import Avg, F, Max, OuterRef, Prefetch, QuerySet, Subquery, Window
 from django.db.models.functions import RowNumber
 from django.utils import timezone
 
@@ -233,8 +233,13 @@ def _summed(children: Iterable[core.Project]) -> dict[core.ResourceKey, core.Sha
 
 def _unfinished() -> QuerySet[Workload]:
     parts = DeviceAllocation.objects.select_related("device").order_by("device__index")
+    newest = Loan.objects.filter(borrower=OuterRef("pk")).order_by("-started_at")
     attempts = (
         Attempt.objects.open()
+        .annotate(
+            last_loan_state=Subquery(newest.values("state")[:1]),
+            last_loan_end=Subquery(newest.values("ended_by")[:1]),
+        )
         .select_related("allocation__node__node_type")
         .prefetch_related(
             Prefetch("allocation__devices", parts),
@@ -495,14 +500,19 @@ def _placed(
 
 
 def _state_of(attempt: Attempt) -> core.ReplicaState:
-    """A borrower whose lenders have been woken waits in memory, or is about to."""
+    """Of a borrower: on loan while a loan goes on; in memory once a lender was woken, whether or
+    not its node has already said so; on loan from nobody where its lender has ended or refused.
+    """
     if attempt.is_leaving:
         return core.ReplicaState.RELEASING
     if not attempt.allocation.is_lent:
         return core.ReplicaState.RUNNING
-    is_kept = any(is_kept_up(loan) for loan in attempt.loans_taken.all())
-    is_parked = not is_kept and attempt.swap_state not in (SwapState.RUNNING, SwapState.FAILED)
-    return core.ReplicaState.PARKED if is_parked else core.ReplicaState.LENT
+    if any(is_kept_up(loan) for loan in attempt.loans_taken.all()):
+        return core.ReplicaState.LENT
+    last_state = getattr(attempt, "last_loan_state", None)
+    last_end = getattr(attempt, "last_loan_end", "")
+    is_left_alone = last_state in (None, LoanState.REFUSED) or last_end == "lender_ended"
+    return core.ReplicaState.LENT if is_left_alone else core.ReplicaState.PARKED
 
 
 def _placement(attempt: Attempt) -> core.Placement:

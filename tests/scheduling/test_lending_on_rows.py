@@ -169,6 +169,9 @@ def test_a_wake_parks_the_borrower_and_the_next_idle_time_takes_it_on(scene: Sce
     # A cell: the agent acts at once, and says so.
     scene.say(first, LoanState.WAKING, ended_by="cell")
     assert not first.is_wanted
+    run_cycle()  # before the borrower's node has said anything of it
+    scene.refresh()
+    assert scene.training.phase == Phase.RUNNING
     scene.use(SwapState.SWAPPING_IN)
     scene.run_training(SwapState.SWAPPED_OUT)
     run_cycle()
