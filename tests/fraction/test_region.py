@@ -18,7 +18,6 @@ from scheduling.agent.fraction import build
 from scheduling.agent.fraction.build import NATIVE, Libraries
 from scheduling.agent.fraction.limits import GpuLimit, LimitsError, uuid_bytes
 from scheduling.agent.fraction.region import SIZE, Region, RegionError, State
-from tests.fraction.conftest import BUILDS
 from tests.fraction.world import UUIDS
 
 LIMIT = 1_000_000
@@ -58,9 +57,9 @@ def region(tmp_path: Path) -> Region:
 
 
 @pytest.fixture(scope="module")
-def hammer(libraries: Libraries) -> Path:
+def hammer(tmp_path_factory: pytest.TempPathFactory, libraries: Libraries) -> Path:
     """The program that takes and gives back without end."""
-    program = BUILDS / f"hammer-{os.getpid()}"
+    program = tmp_path_factory.mktemp("hammer") / "hammer"
     source = Path(__file__).with_name("hammer.c")
     parts = (build.compiler(), "-O2", "-pthread", f"-I{NATIVE}", source, NATIVE / "region.c")
     subprocess.run([*map(str, parts), "-o", str(program)], check=True)

@@ -82,6 +82,14 @@ def sessions(make_world: MakeWorld) -> Iterator[Sessions]:
         yield Sessions(make_world(), stack)
 
 
+def signals_blocked(task: Path) -> int:
+    """A thread's mask of signals."""
+    (line,) = (
+        each for each in (task / "status").read_text().splitlines() if each.startswith("SigBlk")
+    )
+    return int(line.split()[1], 16)
+
+
 def spun(asked: Asked) -> tuple[int, float]:
     """Kernels, and seconds from the first launch on."""
     answer = asked.answers()[1]
@@ -173,8 +181,12 @@ def test_a_sessions_own_nvml_shows_the_time_that_it_took(make_world: MakeWorld) 
     shown = Utilisation()
     until_s = time.monotonic() + STARTS_S + MEASURED_S
     steps = (["start"], ["spin", KERNEL_NS, until_s - MEASURED_S, until_s])
-    with world.asking(*steps):
+    with world.asking(*steps) as asked:
         time.sleep(STARTS_S + 1)
+        masks = [signals_blocked(path) for path in Path(f"/proc/{asked.pid}/task").iterdir()]
+        # The user's own thread hears all signals; ours none, but for those that libc keeps.
+        assert (len(masks), min(masks)) == (2, 0)
+        assert max(masks).bit_count() >= 58
         shown.update({"x": world.region}, time.monotonic())
         time.sleep(2)
         shown.update({"x": world.region}, time.monotonic())

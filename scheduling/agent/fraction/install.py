@@ -14,7 +14,7 @@ import platform
 import shutil
 import struct
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -180,9 +180,14 @@ class Fractions:
             self._write_limits(spec, attempt, where, granted)
         Region.create(attempt / REGION, granted)
         is_driver = choice is not None and choice.fraction == "driver"
+        if can_mount:
+            binds = tuple(self._binds(spec, attempt, granted, driver))
+            environment = {} if driver is None else _found_by_variable(binds)
+        else:
+            binds, environment = (), self._preload(spec, attempt, driver)
         return Installed(
-            binds=tuple(self._binds(spec, attempt, granted, driver)) if can_mount else (),
-            environment={} if can_mount else self._preload(spec, attempt, driver),
+            binds=binds,
+            environment=environment,
             driver_limits={gpu.device_uuid: gpu.num_bytes for gpu in granted if is_driver},
         )
 
@@ -216,7 +221,9 @@ class Fractions:
             if slot is not None and other.parent.parent == attempt:
                 return slot
             taken.add(slot)
-        slot = next(slot for slot in range(_MAX_SHARERS) if slot not in taken)
+        slot = next((slot for slot in range(_MAX_SHARERS) if slot not in taken), None)
+        if slot is None:
+            raise LimitsError(f"devices: {_MAX_SHARERS} workloads share {uuid} already")
         fd = os.open(turns, os.O_RDWR | os.O_CREAT, 0o666)
         try:
             os.fchmod(fd, 0o666)
@@ -335,6 +342,13 @@ def _found_by_name(own: Path) -> list[Bind]:
     (own / "ld.so.cache").write_bytes(cache)
     (own / "ld.so.cache").chmod(0o644)
     return [Bind(str(own / "ld.so.cache"), str(loader_cache.CACHE))]
+
+
+def _found_by_variable(binds: Sequence[Bind]) -> dict[str, str]:
+    """What must help where the dynamic linker's cache could not be written anew."""
+    if any(bind.target == str(loader_cache.CACHE) for bind in binds):
+        return {}
+    return {"LD_LIBRARY_PATH": str(INSIDE / "own" / "gpu")}
 
 
 def real_binds(libraries: build.Libraries, root: Path = Path("/")) -> list[Bind]:

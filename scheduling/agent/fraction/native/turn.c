@@ -9,6 +9,7 @@
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <pthread.h>
+#include <signal.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
@@ -201,18 +202,28 @@ static void *watcher(void *argument)
     return NULL;
 }
 
-static int open_file(allot_session *session, int gpu)
+/* Signals are for the user's own threads: one that ours got would not interrupt what waits there. */
+static int start_watcher(int gpu)
 {
     pthread_t thread;
     pthread_attr_t attributes;
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_attr_init(&attributes);
+    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int failed = pthread_create(&thread, &attributes, watcher, (void *)(intptr_t)gpu);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    pthread_attr_destroy(&attributes);
+    return !failed;
+}
+
+static int open_file(allot_session *session, int gpu)
+{
     if (turn[gpu].fd > 0 || turn[gpu].is_off)
         return !turn[gpu].is_off;
     turn[gpu].fd = open(session->limits->gpus[gpu].share, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
-    pthread_attr_init(&attributes);
-    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-    turn[gpu].is_off = turn[gpu].fd <= 0 ||
-                       pthread_create(&thread, &attributes, watcher, (void *)(intptr_t)gpu) != 0;
-    pthread_attr_destroy(&attributes);
+    turn[gpu].is_off = turn[gpu].fd <= 0 || !start_watcher(gpu);
     return !turn[gpu].is_off;
 }
 
