@@ -196,21 +196,24 @@ def _lock_touched(taken: Taken, decisions: Sequence[Decision]) -> dict[WorkloadI
 
 
 def _save_waiting(rows: Sequence[Workload]) -> None:
-    """Write why these wait. One prepared statement: a long queue changes as a whole."""
+    """Write why these wait, in one statement: a long queue changes as a whole."""
+    if not rows:
+        return
     with connection.cursor() as cursor:
-        cursor.executemany(
-            "UPDATE scheduling_workload SET reason = %s::jsonb, reason_at = %s,"
-            " queue_position = %s, queue_length = %s, eta = %s::jsonb WHERE id = %s",
+        cursor.execute(
+            "UPDATE scheduling_workload AS row SET reason = told.reason::jsonb,"
+            " reason_at = told.at, queue_position = told.position, queue_length = told.length,"
+            " eta = told.eta::jsonb"
+            " FROM unnest(%s::uuid[], %s::text[], %s::timestamptz[], %s::int[], %s::int[],"
+            " %s::text[]) AS told (id, reason, at, position, length, eta)"
+            " WHERE row.id = told.id",
             [
-                (
-                    json.dumps(row.reason),
-                    row.reason_at,
-                    row.queue_position,
-                    row.queue_length,
-                    json.dumps(row.eta),
-                    row.pk,
-                )
-                for row in rows
+                [row.pk for row in rows],
+                [json.dumps(row.reason) for row in rows],
+                [row.reason_at for row in rows],
+                [row.queue_position for row in rows],
+                [row.queue_length for row in rows],
+                [json.dumps(row.eta) for row in rows],
             ],
         )
 
