@@ -27,8 +27,9 @@ from telemetry.sampling import AttemptView
 # make a session busy. Samples come every five seconds, and every second while somebody watches.
 _MEAN_OVER_S = 60.0
 _KIB = 1024
-# Of a kernel: these run nothing. `dead` stays until somebody restarts it.
-_QUIET_KERNELS: Final = frozenset({"idle", "dead"})
+# Of a kernel: these run nothing of the person's. `dead` stays until somebody restarts it, and
+# `starting` until a client has connected.
+_QUIET_KERNELS: Final = frozenset({"idle", "dead", "starting"})
 
 
 @dataclass(frozen=True, slots=True)

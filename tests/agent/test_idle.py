@@ -144,6 +144,8 @@ def test_kernels_of_a_session_are_idle_busy_and_idle_again(
     began = looker.look()
     assert began.kernels_idle_since == pytest.approx(time.time(), abs=10)
     kernel = call(driver, session, "POST", "api/kernels").json()["id"]
+    # Until somebody connects Jupyter says that it is starting, for ever.
+    assert looker.look().kernels_idle_since is not None
     with connect(driver, session, f"api/kernels/{kernel}/channels") as channels:
         channels.send(json.dumps(execution("import time; time.sleep(2)")))
         busy = looker.until(lambda report: report.kernels_idle_since is None)
