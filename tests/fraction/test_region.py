@@ -112,14 +112,17 @@ def test_of_two_who_race_for_the_last_bytes_exactly_one_wins(
         wins = 0
         pipes = []
         ready, go = os.pipe()
+        told, tell = os.pipe()
         for _ in range(2):
             reading, writing = os.pipe()
             if os.fork() == 0:
                 account = Account(libraries, region.path)
                 os.close(go)
+                os.close(tell)
                 os.read(ready, 1)
                 os.write(writing, b"1" if account.reserve(600_000) else b"0")
-                time.sleep(0.02)
+                # Until both have tried: an end gives back what it held.
+                os.read(told, 1)
                 os._exit(0)
             os.close(writing)
             pipes.append(reading)
@@ -128,6 +131,8 @@ def test_of_two_who_race_for_the_last_bytes_exactly_one_wins(
         for pipe in pipes:
             wins += int(os.read(pipe, 1))
             os.close(pipe)
+        os.close(tell)
+        os.close(told)
         for _ in range(2):
             os.wait()
         assert wins == 1

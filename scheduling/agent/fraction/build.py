@@ -241,9 +241,10 @@ def _link_all(shop: _Workshop) -> None:
         "fake-libcuda.so", [*fakes, driver, *accounting, fake_rows],
         "-Wl,-Bsymbolic", "-Wl,-soname,libcuda.so.1",
     )  # fmt: skip
+    # Without a name of its own: loaded by its path it must not become everybody's NVML.
     shop.link(
         "fake-libnvidia-ml.so", [fake_nvml, driver, *accounting],
-        "-Wl,-Bsymbolic", "-Wl,-soname,libnvidia-ml.so.1",
+        "-Wl,-Bsymbolic",
     )  # fmt: skip
     visible = [
         shop.compiled(NATIVE / f"{name}.c", "-fvisibility=default") for name in ("region", "limits")
