@@ -234,11 +234,14 @@ def _summed(children: Iterable[core.Project]) -> dict[core.ResourceKey, core.Sha
 def _unfinished() -> QuerySet[Workload]:
     parts = DeviceAllocation.objects.select_related("device").order_by("device__index")
     newest = Loan.objects.filter(borrower=OuterRef("pk")).order_by("-started_at")
+    given = Loan.objects.filter(lender=OuterRef("pk"), ended_by="button")
+    asked_back = given.order_by("-started_at")
     attempts = (
         Attempt.objects.open()
         .annotate(
             last_loan_state=Subquery(newest.values("state")[:1]),
             last_loan_end=Subquery(newest.values("ended_by")[:1]),
+            asked_back_at=Subquery(asked_back.values("ended_at")[:1]),
         )
         .select_related("allocation__node__node_type")
         .prefetch_related(
@@ -336,6 +339,10 @@ def _idle(
         since = lent[0].started_at
     elif _is_resting(attempt, now):
         since = attempt.idle_since
+        asked_back_at = getattr(attempt, "asked_back_at", None)
+        if since is not None and asked_back_at is not None:
+            # Whoever presses the button wants it: the window begins anew.
+            since = max(since, asked_back_at)
     if since is not None and not lent:
         past = spells.get(row.owner_id, ())
         idle_for_s = max(0.0, (now - since).total_seconds())

@@ -338,3 +338,18 @@ def test_a_lent_gpu_is_charged_once_to_its_borrower(scene: Scene) -> None:
     assert hours(Measure.COST, language) == pytest.approx(22.5, abs=0.05)
     assert hours(Measure.COST, vision) == pytest.approx(24.5, abs=0.05)
     assert hours(Measure.GPU_BORROWED, language) == 0.0
+
+
+def test_who_presses_the_button_keeps_the_gpu_for_a_window(scene: Scene) -> None:
+    loan = scene.lend()
+    scene.run_training()
+    scene.say(loan, LoanState.LENT, lent_at=time.time())
+    scene.say(loan, LoanState.ENDED, ended_by="button", ended_at=time.time(), wake_s=0.1)
+    scene.rest()
+    Attempt.objects.update(woke_at=None)
+    watch_idle(timezone.now())
+    run_cycle()
+    assert Loan.objects.count() == 1
+    Loan.objects.update(ended_at=timezone.now() - timedelta(minutes=3), lent_at=None)
+    run_cycle()
+    assert Loan.objects.count() == 2
