@@ -89,7 +89,8 @@ void allot_keep(allot_thing thing)
     node *new = malloc(sizeof *new);
     if (!new)
         return;
-    if (!thing.context)
+    /* What goes with its context; pools and handles outlive theirs. */
+    if (thing.kind == MEMORY || thing.kind == ARRAY || thing.kind == MIPMAPPED)
         ALLOT_DRIVER(cuCtxGetCurrent, (CUcontext *), &thing.context);
     pthread_mutex_lock(&mutex);
     node **place = bucket(thing.key);
