@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -71,7 +70,6 @@ def test_python_by_ctypes_is_capped(world: World) -> None:
     assert world.ask(["start"], ["fill", "alloc", 256 << 20])[1] == [20, 2]
 
 
-@pytest.mark.skipif(find_spec("cuda") is None, reason="cuda-bindings is not installed")
 def test_cuda_bindings_are_capped(world: World) -> None:
     script = (
         "from cuda.bindings import driver as cu\n"

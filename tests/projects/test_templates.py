@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 import pytest
 from django.core.exceptions import ValidationError
+from django.forms import model_to_dict
 from django.test import Client
 from django.urls import reverse
 
@@ -103,13 +104,19 @@ def quota_rows(*rows: Mapping[str, object]) -> dict[str, object]:
     return values
 
 
+def own_values(project: Project) -> dict[str, object]:
+    """The project's own fields, as its page fills them in."""
+    values = model_to_dict(project, exclude=["name", "department"])
+    return {name: value for name, value in values.items() if value not in (None, False)}
+
+
 def test_an_admin_cannot_promise_more_than_there_is(admin: Client, vision: Project) -> None:
     node_type = NodeType.objects.get()
     make_project("language", t4=4000)
     address = reverse("admin:projects_project_change", args=[vision.pk])
     quota = vision.gpu_quotas.get()
     row = {"id": quota.pk, "project": vision.pk, "node_type": node_type.pk, "weight": 2}
-    own = {"title": "Vision", "priority": 100}
+    own = own_values(vision)
 
     answer = admin.post(address, {**own, **quota_rows({**row, "quota_milli": 4001})})
     assert answer.status_code == 200
@@ -128,7 +135,7 @@ def test_an_admin_cannot_promise_more_than_there_is(admin: Client, vision: Proje
 
 def test_a_new_project_is_made_with_its_quota(admin: Client, vision: Project) -> None:
     row = {"node_type": NodeType.objects.get().pk, "quota_milli": 500, "weight": 1}
-    values = {"name": "speech", "priority": 100, **quota_rows(row)}
+    values = {**own_values(Project()), "name": "speech", **quota_rows(row)}
     assert admin.post(reverse("admin:projects_project_add"), values).status_code == 302
     assert GpuQuota.objects.get(project__name="speech").quota_milli == 500
     assert AuditEntry.objects.filter(action="project.created").exists()
