@@ -1,8 +1,8 @@
 """How soon a hundred open *Live* pages have a new picture of a thousand GPUs, and what that costs.
 
-A whole Allot of the bench's own; an agent of its own zone reports the nodes and sends their samples
-as agents do, a batch per node, spread over each interval. Pages are real WebSockets with a login,
-each with every node on its screen.
+A whole Allot of the bench's own; a few agents, each of a zone and in a process of its own, report
+the nodes and send their samples as agents do: a batch per node, one after another, spread over each
+interval. Pages are real WebSockets with a login, each with every node on its screen.
 """
 
 from __future__ import annotations
@@ -10,14 +10,17 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import multiprocessing
 import os
 import secrets
-import threading
 import time
 from argparse import ArgumentParser
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
+from multiprocessing.connection import Connection
+from multiprocessing.synchronize import Event
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -32,7 +35,6 @@ from scheduling.management.benches.figures import Bench, figure
 from scheduling.management.stack import Stack, running
 from telemetry.messages import Sample
 
-ZONE = "bench"
 GPUS_PER_NODE = 8
 MEMORY_MIB = 15_360
 WARMUP_S = 8.0
@@ -56,38 +58,71 @@ class Heard:
     ages_s: list[float] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """When measuring began or ended, and what the web process had used by then."""
+
+    at: float
+    web_cpu_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Post:
+    """A batch that was taken in: when that was, and how long it took."""
+
+    at: float
+    seconds: float
+
+
 def stream(options: Mapping[str, Any]) -> figures.Report:
     """Start, let it settle, measure."""
     num_nodes = -(-options["gpus"] // GPUS_PER_NODE)
     nodes = [f"bench-{number:04}" for number in range(num_nodes)]
     with running(Stack) as stack:
-        agent = _Agent(stack, nodes, options["every"])
-        agent.register()
-        with agent.sending():
+        agents = [
+            _Agent(stack.url, f"bench-{number}", tuple(nodes[number :: options["agents"]]))
+            for number in range(options["agents"])
+        ]
+        for agent in agents:
+            _register(stack, agent)
+        posts: list[Post] = []
+        with _sending(agents, options["every"], posts):
             web = web_process(stack)
-            cpu_s: list[float] = []
-            heard = asyncio.run(_visits(stack, options, lambda: cpu_s.append(used_cpu_s(web))))
-    return _report(options, heard, cpu_s[1] - cpu_s[0], agent.lags_s)
+            marks: list[Moment] = []
+            mark = partial(_mark, marks, web)
+            heard = asyncio.run(_visits(stack, options, mark))
+    measured = [post for post in posts if marks[0].at <= post.at < marks[1].at]
+    return _report(options, heard, marks, measured)
+
+
+def _mark(marks: list[Moment], web: int) -> None:
+    marks.append(Moment(time.time(), used_cpu_s(web)))
 
 
 def _report(
-    options: Mapping[str, Any], heard: Sequence[Heard], cpu_s: float, lags_s: Sequence[float]
+    options: Mapping[str, Any],
+    heard: Sequence[Heard],
+    marks: Sequence[Moment],
+    posts: Sequence[Post],
 ) -> figures.Report:
-    seconds = options["seconds"]
+    seconds = marks[1].at - marks[0].at
     for page in heard:
         if page.num_messages < seconds / 3:
-            raise AssertionError(f"a page got {page.num_messages} messages in {seconds} s")
+            raise AssertionError(f"a page got {page.num_messages} messages in {seconds:.0f} s")
     latencies = [value for page in heard for value in page.latencies_s]
     ages = [value for page in heard for value in page.ages_s]
+    asked = -(-options["gpus"] // GPUS_PER_NODE) / options["every"]
+    cpu_s = marks[1].web_cpu_s - marks[0].web_cpu_s
     return figures.Report(
-        params={name: options[name] for name in ("gpus", "clients", "seconds", "every")},
+        params={name: options[name] for name in ("gpus", "clients", "seconds", "every", "agents")},
         figures={
             "latency_s": figure(latencies, "s", LATENCY_TARGET_S),
             "sample_to_page_s": figure(ages, "s"),
             "web_cpu_fraction": figure([cpu_s / seconds], "cores", CPU_TARGET),
             "bytes_per_client_s": figure([page.num_bytes / seconds for page in heard], "B/s"),
             "messages_per_client_s": figure([page.num_messages / seconds for page in heard], "1/s"),
-            "batch_post_s": figure(lags_s, "s"),
+            "batches_per_s": figure([len(posts) / seconds], "1/s", asked),
+            "batch_post_s": figure([post.seconds for post in posts], "s"),
         },
         phases={},
     )
@@ -146,81 +181,106 @@ async def _listen(socket: ClientConnection, page: Heard, nodes: Sequence[int]) -
 # ---------------------------------------------------------------- nodes
 
 
+@dataclass(frozen=True, slots=True)
 class _Agent:
-    """Reports nodes of a zone of its own, then sends what they measure."""
+    """Who reports some nodes, in a zone of its own, and sends what they measure."""
 
-    def __init__(self, stack: Stack, nodes: Sequence[str], every_s: float) -> None:
-        self._stack, self._nodes, self._every_s = stack, nodes, every_s
-        self._token = secrets.token_urlsafe()
-        self._random = Random(1)
-        self._is_over = threading.Event()
-        self.lags_s: list[float] = []
+    url: str
+    zone: str
+    nodes: tuple[str, ...]
+    token: str = field(default_factory=secrets.token_urlsafe)
 
-    def register(self) -> None:
-        """A zone, and in it the nodes."""
-        self._stack.rows(
-            "INSERT INTO scheduling_zone (name, token_hash, relay_url, relay_secret, clock_skew_s,"
-            " is_stopping) VALUES (%s, %s, '', '', 0, false) RETURNING id",
-            ZONE,
-            hashlib.sha256(self._token.encode()).hexdigest(),
+    def client(self) -> httpx.Client:
+        headers = {"Authorization": f"Bearer {self.token}", "Content-Type": "application/json"}
+        return httpx.Client(base_url=self.url, headers=headers, timeout=30)
+
+
+def _register(stack: Stack, agent: _Agent) -> None:
+    """A zone, and in it the nodes."""
+    stack.rows(
+        "INSERT INTO scheduling_zone (name, token_hash, relay_url, relay_secret, clock_skew_s,"
+        " is_stopping) VALUES (%s, %s, '', '', 0, false) RETURNING id",
+        agent.zone,
+        hashlib.sha256(agent.token.encode()).hexdigest(),
+    )
+    report = Report(
+        zone=agent.zone,
+        sent_at=time.time(),
+        relay_url="",
+        relay_secret="",
+        nodes=[_node(name) for name in agent.nodes],
+        attempts=[],
+    )
+    with agent.client() as client:
+        client.post("/agent/v1/report", content=encode(report)).raise_for_status()
+
+
+@contextmanager
+def _sending(agents: Sequence[_Agent], every_s: float, posts: list[Post]) -> Iterator[None]:
+    """Samples come while this is open; then `posts` has them all.
+
+    In processes of their own, so that what they do does not hold up the pages' messages here.
+    """
+    context = multiprocessing.get_context("spawn")
+    is_over = context.Event()
+    senders = []
+    for number, agent in enumerate(agents):
+        here, there = context.Pipe(duplex=False)
+        # Evenly spread over all agents too.
+        delay_s = every_s * number / sum(len(one.nodes) for one in agents)
+        work = (agent, every_s, delay_s, is_over, there)
+        process = context.Process(target=_send, args=work, daemon=True)
+        process.start()
+        there.close()
+        senders.append((process, here))
+    try:
+        yield
+    finally:
+        is_over.set()
+        for process, here in senders:
+            with suppress(EOFError):
+                posts += here.recv()
+            process.join()
+    if any(process.exitcode for process, _ in senders):
+        raise AssertionError("an agent's samples were refused, see above")
+
+
+def _send(
+    agent: _Agent, every_s: float, delay_s: float, is_over: Event, result: Connection
+) -> None:
+    """A batch per node and interval, one after another; what is late is not left out."""
+    random, gap_s = Random(agent.zone), every_s / len(agent.nodes)
+    due, number = time.monotonic() + delay_s, 0
+    posts: list[Post] = []
+    with agent.client() as client:
+        while not is_over.wait(max(0.0, due - time.monotonic())):
+            node = agent.nodes[number % len(agent.nodes)]
+            began = time.monotonic()
+            batch = encode(_batch(agent.zone, node, number, random))
+            client.post("/agent/v1/samples", content=batch).raise_for_status()
+            posts.append(Post(time.time(), time.monotonic() - began))
+            number += 1
+            due += gap_s
+    result.send(posts)
+
+
+def _batch(zone: str, node: str, number: int, random: Random) -> SampleBatch:
+    now = time.time()
+    devices = [
+        Sample(
+            f"device:GPU-{node}-{index}",
+            now,
+            {
+                "gpu_util_percent": random.uniform(0, 100),
+                "memory_used_mib": random.uniform(0, MEMORY_MIB),
+                "power_w": random.uniform(30, 300),
+                "temperature_c": random.uniform(35, 80),
+            },
         )
-        report = Report(
-            zone=ZONE,
-            sent_at=time.time(),
-            relay_url="",
-            relay_secret="",
-            nodes=[_node(name) for name in self._nodes],
-            attempts=[],
-        )
-        with self._client() as client:
-            client.post("/agent/v1/report", content=encode(report)).raise_for_status()
-
-    def _client(self) -> httpx.Client:
-        headers = {"Authorization": f"Bearer {self._token}", "Content-Type": "application/json"}
-        return httpx.Client(base_url=self._stack.url, headers=headers, timeout=30)
-
-    @contextmanager
-    def sending(self) -> Iterator[None]:
-        """Samples come while this is open."""
-        sender = threading.Thread(target=self._send, daemon=True)
-        sender.start()
-        try:
-            yield
-        finally:
-            self._is_over.set()
-            sender.join()
-
-    def _send(self) -> None:
-        """A batch per node and interval, evenly spread."""
-        gap_s = self._every_s / len(self._nodes)
-        due, number = time.monotonic(), 0
-        with self._client() as client:
-            while not self._is_over.wait(max(0.0, due - time.monotonic())):
-                name = self._nodes[number % len(self._nodes)]
-                began = time.monotonic()
-                batch = encode(self._batch(name, number))
-                client.post("/agent/v1/samples", content=batch).raise_for_status()
-                self.lags_s.append(time.monotonic() - began)
-                number += 1
-                due += gap_s
-
-    def _batch(self, node: str, number: int) -> SampleBatch:
-        now, random = time.time(), self._random
-        devices = [
-            Sample(
-                f"device:GPU-{node}-{index}",
-                now,
-                {
-                    "gpu_util_percent": random.uniform(0, 100),
-                    "memory_used_mib": random.uniform(0, MEMORY_MIB),
-                    "power_w": random.uniform(30, 300),
-                    "temperature_c": random.uniform(35, 80),
-                },
-            )
-            for index in range(GPUS_PER_NODE)
-        ]
-        own = Sample(f"node:{node}", now, {"cpu_cores": random.uniform(0, 32)})
-        return SampleBatch(ZONE, node, f"b{number}", [*devices, own])
+        for index in range(GPUS_PER_NODE)
+    ]
+    own = Sample(f"node:{node}", now, {"cpu_cores": random.uniform(0, 32)})
+    return SampleBatch(zone, node, f"b{number}", [*devices, own])
 
 
 def _node(name: str) -> NodeReport:
@@ -273,6 +333,7 @@ def _add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--clients", type=int, default=100, help="so many open pages")
     parser.add_argument("--seconds", type=float, default=30.0, help="for so long it is measured")
     parser.add_argument("--every", type=float, default=5.0, help="s between samples of a node")
+    parser.add_argument("--agents", type=int, default=4, help="send them; each has its own nodes")
 
 
 BENCHES = {"stream": Bench("a thousand GPUs on a hundred open pages", _add_arguments, stream, 1, 0)}
