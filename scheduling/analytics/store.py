@@ -5,10 +5,10 @@ So the numbers are the same whether or not they were kept before.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
+from typing import Any
 
 import numpy as np
 import psycopg
@@ -29,7 +29,7 @@ from scheduling.analytics.computing import (
 )
 from scheduling.analytics.events import Source
 from scheduling.analytics.intervals import Floats, Ints
-from scheduling.analytics.measures import NO_PROJECT, QUARTERS_PER_DAY, Measure, Scope
+from scheduling.analytics.measures import NO_PROJECT, Measure, Scope
 from scheduling.models import UsageDay, UsageMonth
 
 MONTH_TYPE = np.float32
@@ -87,7 +87,7 @@ def read(
         for (row_scope, measure, project, key), row in compute(start, start + DAY, now).items():
             is_wanted = row_scope == scope and (project == NO_PROJECT) == is_total
             if is_wanted and measure in collected:
-                collected[measure].add_days(project, key, [day], [row.tobytes()])
+                collected[measure].add_day(day, [(project, key)], row.tobytes())
     skipped = (since - midnight(first_day)) // bin_width
     count = (until - since) // bin_width
     tables = {measure: item.table() for measure, item in collected.items()}
@@ -187,63 +187,79 @@ class Collected:
         self._fold = np.maximum if measure is Measure.MEMORY_PEAK else np.add
         self._first_day, self._num_days, self._per_day = first_day, num_days, per_day
         self._numbers: dict[tuple[int, str], int] = {}
-        self._days: list[tuple[int, Sequence[date], Sequence[bytes]]] = []
-        self._months: dict[date, list[tuple[int, bytes]]] = defaultdict(list)
+        self._days: list[tuple[date, list[int], bytes]] = []
+        self._months: list[tuple[date, list[int], bytes]] = []
 
-    def _number(self, project: int, key: str) -> int:
-        return self._numbers.setdefault((project, key), len(self._numbers))
+    def _numbers_of(self, groups: Iterable[tuple[int, str]]) -> list[int]:
+        numbers = self._numbers
+        return [numbers.setdefault(group, len(numbers)) for group in groups]
 
-    def add_days(self, project: int, key: str, days: Sequence[date], data: Sequence[bytes]) -> None:
-        """Add days of a group by quarter-hours."""
-        self._days.append((self._number(project, key), days, data))
+    def add_day(self, day: date, groups: Iterable[tuple[int, str]], data: bytes) -> None:
+        """Add a day of some groups by quarter-hours."""
+        self._days.append((day, self._numbers_of(groups), data))
 
-    def add_month(self, month: date, project: int, key: str, data: bytes) -> None:
-        """Add a month by hours."""
-        self._months[month].append((self._number(project, key), data))
+    def add_month(self, month: date, groups: Iterable[tuple[int, str]], data: bytes) -> None:
+        """Add a month of some groups by hours."""
+        self._months.append((month, self._numbers_of(groups), data))
 
     def table(self) -> Table:
-        """All days of the period, by bins."""
-        num_groups = len(self._numbers)
-        values = np.zeros((num_groups, self._num_days, self._per_day))
-        if self._days:
-            quarters = np.frombuffer(b"".join([part for _, _, data in self._days for part in data]))
-            bins = quarters.reshape(len(quarters) // QUARTERS_PER_DAY, self._per_day, -1)
-            counts = [len(days) for _, days, _ in self._days]
-            group = np.repeat([number for number, _, _ in self._days], counts)
-            first = self._first_day.toordinal()
-            days = [day.toordinal() - first for _, days, _ in self._days for day in days]
-            values[group, days] = self._fold.reduce(bins, axis=2)
-        flat = values.reshape(num_groups, self._num_days * self._per_day)
-        for month, rows in self._months.items():
+        """All days of the period, by bins; groups in their own order, however they came.
+
+        So that sums over them are the same each time, to the last digit.
+        """
+        groups = sorted(self._numbers)
+        place = np.empty(len(groups), dtype=np.int64)
+        place[[self._numbers[group] for group in groups]] = np.arange(len(groups))
+        values = np.zeros((len(groups), self._num_days * self._per_day))
+        for day, rows, data in self._days:
+            first = (day - self._first_day).days * self._per_day
+            bins = np.frombuffer(data).reshape(len(rows), self._per_day, -1)
+            values[place[rows], first : first + self._per_day] = self._fold.reduce(bins, axis=2)
+        for month, rows, data in self._months:
             first = (month - self._first_day).days * self._per_day
-            together = np.frombuffer(b"".join([data for _, data in rows]), dtype=MONTH_TYPE)
-            hours = together.reshape(len(rows), -1)
-            flat[[number for number, _ in rows], first : first + hours.shape[1]] = hours
-        return Table(tuple(self._numbers), flat)
+            hours = np.frombuffer(data, dtype=MONTH_TYPE).reshape(len(rows), -1)
+            values[place[rows], first : first + hours.shape[1]] = hours
+        return Table(tuple(groups), values)
 
 
 def read_days(
     scope: Scope, into: dict[Measure, Collected], days: Sequence[date], is_total: bool
 ) -> None:
     """Add what is kept of these days."""
-    rows = kept_rows("usagevector", "day", (scope, is_total), into, days)
-    by_group: dict[tuple[int, int, str], tuple[list[date], list[bytes]]] = {}
-    for measure, day, project, key, data in rows:
-        group = by_group.get((measure, project, key))
-        if group is None:
-            group = by_group[measure, project, key] = [], []
-        group[0].append(day)
-        group[1].append(data)
-    for (measure, project, key), (moments, parts) in by_group.items():
-        into[Measure(measure)].add_days(project, key, moments, parts)
+    for measure, day, groups, data in _kept_sums(
+        "usagevector", "day", (scope, is_total), into, days
+    ):
+        into[measure].add_day(day, groups, data)
 
 
 def _read_months(
     scope: Scope, into: dict[Measure, Collected], months: Sequence[date], is_total: bool
 ) -> None:
-    rows = kept_rows("usagemonthvector", "month", (scope, is_total), into, months)
-    for measure, month, project, key, data in rows:
-        into[Measure(measure)].add_month(month, project, key, data)
+    kept = _kept_sums("usagemonthvector", "month", (scope, is_total), into, months)
+    for measure, month, groups, data in kept:
+        into[measure].add_month(month, groups, data)
+
+
+def _kept_sums(
+    table: str,
+    column: str,
+    kept_as: tuple[Scope, bool],
+    measures: Iterable[Measure],
+    moments: Sequence[date],
+) -> Iterator[tuple[Measure, date, Iterable[tuple[int, str]], bytes]]:
+    """Kept sums of these days or months, those of all groups in one piece.
+
+    A year of many groups would otherwise come as ten thousand rows, one by one.
+    """
+    # Aggregates of one query take their rows in the same order.
+    what = sql.SQL(
+        "measure, {column}, array_agg(project_id), array_agg(key), string_agg(values, '')"
+    ).format(column=sql.Identifier(column))
+    together = sql.SQL(" GROUP BY measure, {column}").format(column=sql.Identifier(column))
+    for measure, moment, projects, keys, data in _fetch(
+        (table, column), (what, together), kept_as, measures, moments
+    ):
+        yield Measure(measure), moment, zip(projects, keys, strict=True), data
 
 
 def kept_rows(
@@ -253,29 +269,45 @@ def kept_rows(
     measures: Iterable[Measure | Source],
     moments: Sequence[date],
 ) -> Iterator[tuple[int, date, int, str, bytes]]:
-    """Kept rows of these days or months.
+    """Kept rows of these days or months."""
+    what = sql.SQL("measure, {column}, project_id, key, values").format(
+        column=sql.Identifier(column)
+    )
+    yield from _fetch((table, column), (what, sql.SQL("")), kept_as, measures, moments)
+
+
+# `Any`: rows of what is asked for.
+def _fetch(
+    kept_in: tuple[str, str],
+    asked: tuple[sql.Composable, sql.Composable],
+    kept_as: tuple[Scope, bool],
+    measures: Iterable[Measure | Source],
+    moments: Sequence[date],
+) -> Iterator[tuple[Any, ...]]:
+    """What is asked for: columns, and how to put them together.
 
     In binary: as text each byte would come as two, to be parsed one by one.
     """
     if not moments:
         return
-    scope, is_total = kept_as
+    (table, column), (what, together), (scope, is_total) = kept_in, asked, kept_as
     statement = sql.SQL(
-        "SELECT measure, {column}, project_id, key, values FROM {table}"
-        " WHERE scope = %s AND measure = ANY(%s) AND {column} >= %s AND {column} <= %s"
-        " AND project_id {compared} 0"
+        "SELECT {what} FROM {table}"
+        " WHERE scope = %s AND measure = ANY(%s) AND {column} = ANY(%s)"
+        " AND project_id {compared} 0{together}"
     ).format(
+        what=what,
         column=sql.Identifier(column),
         table=sql.Identifier(f"scheduling_{table}"),
         compared=sql.SQL("=" if is_total else ">"),
+        together=together,
     )
-    wanted = set(moments)
     connection.ensure_connection()
     with psycopg.Cursor(connection.connection) as cursor:
         cursor.execute(
             statement,
-            [int(scope), [int(m) for m in measures], moments[0], moments[-1]],
+            [int(scope), [int(m) for m in measures], list(moments)],
             binary=True,
         )
         # At once: a row at a time would take the connection's lock each time.
-        yield from (row for row in cursor.fetchall() if row[1] in wanted)
+        yield from cursor.fetchall()

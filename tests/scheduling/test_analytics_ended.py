@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+import numpy as np
 import pytest
 
 from projects.models import User
 from scheduling.analytics import answer, keeping, query
+from scheduling.analytics.ended import percentile
 from scheduling.models import Checkpoint, Node, Phase
 from tests.factories import make_member, make_node_type, make_project
 from tests.scheduling import history
@@ -46,6 +48,15 @@ def run(user: User, node: Node, wait_s: int, run_s: int, day: int = 10) -> None:
     waited(work, start - wait_s * S, start)
     held(work, node, (start, end), devices=1)
     ended(work, end)
+
+
+def test_percentiles_are_numpys_to_the_last_digit() -> None:
+    random = np.random.default_rng(1)
+    for count in [*range(1, 40), 1000]:
+        values = random.exponential(900.0, count)
+        for part in (0.0, 0.5, 0.9, 0.95, 1.0):
+            found = percentile(part, values, np.ones(count))
+            assert found == float(np.percentile(values, 100 * part)), (count, part)
 
 
 def test_percentiles_are_those_of_the_values(node: Node, vera: User) -> None:
