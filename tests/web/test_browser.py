@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import pytest
 from django.conf import settings
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.e2e, pytest.mark.django_db(transaction=True)]
 
 LOOK_MS = 30_000
+
+T = TypeVar("T")
 OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
 LISTS = ("/", "/sessions", "/workloads", "/queue", "/nodes", "/projects", "/preferences")
 
@@ -100,15 +102,16 @@ def scene() -> Scene:
     return make_scene()
 
 
-def elsewhere(act: Callable[[], object]) -> None:
+def elsewhere(act: Callable[[], T]) -> T:
     """Do something in a thread without an event loop, as another process would."""
 
-    def acting() -> None:
-        act()
+    def acting() -> T:
+        result = act()
         connections.close_all()
+        return result
 
     with ThreadPoolExecutor(max_workers=1) as pool:
-        pool.submit(acting).result()
+        return pool.submit(acting).result()
 
 
 def all_pages(scene: Scene) -> list[str]:

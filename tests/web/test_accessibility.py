@@ -1,0 +1,133 @@
+"""Pages of telemetry and lending in a real browser: axe looks through them, no console error."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from importlib.resources import files
+from typing import TYPE_CHECKING
+
+import pytest
+from django.db import connection
+from django.utils import timezone
+from psycopg import sql
+
+from projects.models import NodeType, User
+from scheduling.agent.protocol import LoanState
+from scheduling.models import Node, Workload
+from telemetry.ingestion import ingest
+from telemetry.messages import Sample, SampleBatch
+from telemetry.partitions import MINUTE_TABLES, QUARTER_TABLES
+from tests import lending_scene
+from tests.scheduling.conftest import Organisation, organisation
+from tests.scheduling.history import Cluster, held, workload
+from tests.web.history_scene import DAY, NEXT, Past, make_past
+from tests.web.test_browser import LOOK_MS, Site, Visit, chromium, elsewhere, site
+from tests.web.test_idle_pages import measured
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+pytestmark = [pytest.mark.e2e, pytest.mark.django_db(transaction=True)]
+
+__all__ = ["chromium", "organisation", "site"]
+
+FOUND = """async () => {
+  const { violations } = await axe.run({ resultTypes: ["violations"] });
+  return violations.flatMap(({ id, nodes }) => nodes.map(
+    ({ target, failureSummary }) => `${id}: ${target.join(" ")}: ${failureSummary}`));
+}"""
+PERIOD = f"from={DAY:%Y-%m-%d}&to={NEXT:%Y-%m-%d}&tz=UTC"
+DRAWN = """() => [...document.querySelectorAll(".chart-plot")]
+  .every(plot => plot.querySelector(".main-svg"))"""
+
+THEMES = pytest.mark.parametrize("theme", ["light", "dark"])
+
+
+def hindrances(page: Page) -> list[str]:
+    """What axe finds, once all charts are drawn."""
+    page.wait_for_function(DRAWN, timeout=LOOK_MS)
+    page.evaluate((files("axe_playwright_python") / "axe.min.js").read_text())
+    found: list[str] = page.evaluate(FOUND)
+    return found
+
+
+def look_through(visit: Visit, addresses: list[str]) -> None:
+    found = []
+    for address in addresses:
+        visit.go(address)
+        found += [f"{address}: {text}" for text in hindrances(visit.page)]
+    assert not found, "\n".join(found)
+    assert visit.said == []
+
+
+@pytest.fixture
+def past() -> Iterator[Past]:
+    yield make_past()
+    # Tables without models are not emptied with the others.
+    tables = sql.SQL(", ").join(map(sql.Identifier, MINUTE_TABLES + QUARTER_TABLES))
+    with connection.cursor() as cursor:
+        cursor.execute(sql.SQL("TRUNCATE {}").format(tables))
+
+
+def running(past: Past) -> tuple[Node, Workload]:
+    """A node that works now, and on it an idle session with its samples."""
+    since = timezone.now() - timedelta(hours=3)
+    node = Cluster(since=since).node(past.t4)
+    Node.objects.update(last_report_at=timezone.now())
+    work = workload(past.vision, past.vera, name="sleeper", phase="running")
+    attempt = held(work, node, (since, None), devices=1, milli=500)
+    Workload.objects.filter(pk=work.pk).update(
+        current=attempt, node=node, node_type=NodeType.objects.get(), num_devices=1, gpu_milli=500
+    )
+    measured(work, 0.5, 0.01)
+    now = timezone.now().timestamp()
+    values: dict[str, dict[str, float | None]] = {
+        f"device:GPU-{node.name}-0": {"gpu_util_percent": 40.0, "memory_used_mib": 7000.0},
+        f"workload:{work.pk}": {"gpu_util_percent": 0.5, "cpu_cores": 0.01},
+        f"node:{node.name}": {"cpu_cores": 3.0},
+    }
+    samples = [
+        Sample(subject, now - age, measures)
+        for age in range(300, 0, -5)
+        for subject, measures in values.items()
+    ]
+    ingest(SampleBatch("history", node.name, "b", samples), nodes={node.name})
+    return node, work
+
+
+@THEMES
+def test_nothing_keeps_people_out_of_telemetry(site: Site, past: Past, theme: str) -> None:
+    node, work = running(past)
+    look_through(
+        site.visit(past.admin, theme=theme),
+        [
+            "/",
+            "/live",
+            f"/analytics?{PERIOD}",
+            f"/analytics?metric=utilisation&group_by=user&{PERIOD}",
+            f"/cost?{PERIOD}",
+            "/idle",
+            f"/nodes/{node.name}",
+            f"/workloads/{work.pk}",
+        ],
+    )
+
+
+def lent(organisation: Organisation) -> lending_scene.Scene:
+    """A session's GPU, in another's hands for half an hour."""
+    scene = lending_scene.make_scene(organisation)
+    loan = scene.lend()
+    scene.run_training()
+    began = time.time() - 1800
+    scene.say(loan, LoanState.LENT, swapped_out_bytes=3 * 1024**3, out_s=0.5, lent_at=began)
+    return scene
+
+
+@THEMES
+def test_nothing_keeps_people_out_of_lent_gpus(
+    site: Site, organisation: Organisation, admin_user: User, theme: str
+) -> None:
+    scene = elsewhere(lambda: lent(organisation))
+    look_through(site.visit(admin_user, theme=theme), ["/swap", f"/workloads/{scene.session.pk}"])
