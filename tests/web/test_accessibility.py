@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from datetime import timedelta
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
 import pytest
-from django.db import connection
 from django.utils import timezone
-from psycopg import sql
 
 from projects.models import NodeType, User
 from scheduling.agent.protocol import LoanState
 from scheduling.models import Node, Workload
 from telemetry.ingestion import ingest
 from telemetry.messages import Sample, SampleBatch
-from telemetry.partitions import MINUTE_TABLES, QUARTER_TABLES
 from tests import lending_scene
 from tests.scheduling.conftest import Organisation, organisation
 from tests.scheduling.history import Cluster, held, workload
-from tests.web.history_scene import DAY, NEXT, Past, make_past
+from tests.web.history_scene import Past
+from tests.web.test_analytics_browser import PERIOD, past
 from tests.web.test_browser import LOOK_MS, Site, Visit, chromium, elsewhere, site
 from tests.web.test_idle_pages import measured
 
@@ -31,14 +28,13 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.e2e, pytest.mark.django_db(transaction=True)]
 
-__all__ = ["chromium", "organisation", "site"]
+__all__ = ["chromium", "organisation", "past", "site"]
 
 FOUND = """async () => {
   const { violations } = await axe.run({ resultTypes: ["violations"] });
   return violations.flatMap(({ id, nodes }) => nodes.map(
     ({ target, failureSummary }) => `${id}: ${target.join(" ")}: ${failureSummary}`));
 }"""
-PERIOD = f"from={DAY:%Y-%m-%d}&to={NEXT:%Y-%m-%d}&tz=UTC"
 DRAWN = """() => [...document.querySelectorAll(".chart-plot")]
   .every(plot => plot.querySelector(".main-svg"))"""
 
@@ -60,15 +56,6 @@ def look_through(visit: Visit, addresses: list[str]) -> None:
         found += [f"{address}: {text}" for text in hindrances(visit.page)]
     assert not found, "\n".join(found)
     assert visit.said == []
-
-
-@pytest.fixture
-def past() -> Iterator[Past]:
-    yield make_past()
-    # Tables without models are not emptied with the others.
-    tables = sql.SQL(", ").join(map(sql.Identifier, MINUTE_TABLES + QUARTER_TABLES))
-    with connection.cursor() as cursor:
-        cursor.execute(sql.SQL("TRUNCATE {}").format(tables))
 
 
 def running(past: Past) -> tuple[Node, Workload]:
