@@ -447,8 +447,11 @@ def attempt_view(
         *more,
     ]
     additions = {"/etc/profile.d": {"allot-workload.sh": f"{own}/profile.sh"}}
+    overlays = {}
     if site.is_simulated(spec.node):
         additions["/usr/local/bin"] = {"nvidia-smi": f"{own}/bin/nvidia-smi"}
+        # Where drivers have it, and where it is found without a PATH.
+        overlays["/usr/bin"] = f"{own}/bin"
     if spec.tool == jupyter.TOOL:
         session = site.folders.session(spec.attempt_id)
         binds.append(Bind(str(session), str(INSIDE / "session"), is_read_only=False))
@@ -457,6 +460,7 @@ def attempt_view(
         hidden=_hidden(site),
         binds=tuple(binds),
         additions=additions,
+        overlays=overlays,
         devices=tuple(dict.fromkeys(files)),
         shm_mib=spec.memory_mib,
     )

@@ -63,6 +63,9 @@ class View:
         binds: What appears nevertheless, in this order.
         additions: Per folder, names that appear in it beside what the machine has there, each with
             the file (as seen inside) that it stands for.
+        overlays: Per folder, another one (as seen inside) whose files lie over the machine's, where
+            the kernel allows it. For folders of programs, which look for what belongs to them beside
+            the place that links lead to.
         devices: Device files below /dev beside the harmless ones.
         shm_mib: Size of /dev/shm.
     """
@@ -70,6 +73,7 @@ class View:
     hidden: tuple[str, ...] = ()
     binds: tuple[Bind, ...] = ()
     additions: Mapping[str, Mapping[str, str]] | None = None
+    overlays: Mapping[str, str] | None = None
     devices: tuple[str, ...] = ()
     shm_mib: int = 64
 
@@ -80,6 +84,7 @@ def view_from(fields: Mapping[str, Any]) -> View:
         hidden=tuple(fields["hidden"]),
         binds=tuple(Bind(**bind) for bind in fields["binds"]),
         additions=fields["additions"],
+        overlays=fields["overlays"],
         devices=tuple(fields["devices"]),
         shm_mib=fields["shm_mib"],
     )
@@ -133,6 +138,10 @@ def enter(view: View) -> None:
         _bind(fd, bind.target, is_read_only=bind.is_read_only)
     for folder, names in (view.additions or {}).items():
         _add_to(Path(folder), names)
+    for folder, over in (view.overlays or {}).items():
+        # Not allowed everywhere, nor over every file system: then those files are not there.
+        with suppress(OSError):
+            mount("overlay", folder, "overlay", MS_RDONLY | MS_NODEV, f"lowerdir={over}:{folder}")
     _make_dev(view)
     for fd in (*sources, *kept.values()):
         os.close(fd)

@@ -80,6 +80,7 @@ def test_the_machine_itself_stays_as_it_was(ann: Driver) -> None:
     assert "/run/allot" not in mounts
     assert not os.path.exists("/run/allot")
     assert not os.path.exists("/usr/local/bin/nvidia-smi")
+    assert " /usr/bin overlay " not in mounts
 
 
 def test_a_workload_without_a_gpu_sees_no_device_files(ann: Driver) -> None:
@@ -96,6 +97,9 @@ def test_a_workload_without_a_gpu_sees_no_device_files(ann: Driver) -> None:
         "bash -lc nvidia-smi",
         "env -i /bin/bash -lc nvidia-smi",
         "env -i /bin/bash -c nvidia-smi",
+        "env -i nvidia-smi",
+        "PATH=/usr/bin:/bin nvidia-smi",
+        "/usr/bin/nvidia-smi",
         "env ALLOT_DEVICES= ALLOT_GPU_MILLI=1000 PYTHONPATH=/tmp nvidia-smi",
     ],
 )
@@ -106,6 +110,16 @@ def test_nvidia_smi_shows_one_simulated_device_of_exactly_the_share(
     assert "0MiB / 4967MiB" in output
     assert "simulated" in output
     assert output.count("Tesla T4") == 1
+
+
+def test_the_machines_programs_stay_what_they_are_beside_it(driver: Driver) -> None:
+    script = "ls /usr/bin | grep -vx nvidia-smi; stat -c '%a %u' /usr/bin/su; rm -f /usr/bin/env"
+    output = driver.output(replace(spec("bash", "-c", script), devices=[a_third()])).splitlines()
+    there = sorted(name for name in os.listdir("/usr/bin") if name != "nvidia-smi")
+    assert sorted(output[: len(there)]) == there
+    mode = os.stat("/usr/bin/su").st_mode & 0o7777
+    assert output[len(there)] == f"{mode:o} 0"
+    assert "Read-only" in output[-1] or "denied" in output[-1]
 
 
 def test_nvidia_smi_answers_queries_as_programs_ask_them(driver: Driver) -> None:
