@@ -64,8 +64,8 @@ class View:
         additions: Per folder, names that appear in it beside what the machine has there, each with
             the file (as seen inside) that it stands for.
         overlays: Per folder, another one (as seen inside) whose files lie over the machine's, where
-            the kernel allows it. For folders of programs, which look for what belongs to them beside
-            the place that links lead to.
+            the kernel allows it. For folders of programs: those look for what belongs to them
+            beside the place that links lead to.
         devices: Device files below /dev beside the harmless ones.
         shm_mib: Size of /dev/shm.
     """
