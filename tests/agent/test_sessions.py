@@ -116,6 +116,26 @@ def test_cells_run_and_terminals_show_the_share(driver: Driver, session: Attempt
     assert "ann" in shown
 
 
+PYNVML = """
+import pynvml as n
+n.nvmlInit()
+h = n.nvmlDeviceGetHandleByIndex(0)
+v1, v2 = n.nvmlDeviceGetMemoryInfo(h), n.nvmlDeviceGetMemoryInfo(h, version=n.nvmlMemory_v2)
+print(n.nvmlDeviceGetCount(), v1.total, v2.total, v2.total - v2.reserved)
+"""
+
+
+def test_pynvml_shows_exactly_the_share_in_cells_and_terminals(
+    driver: Driver, session: AttemptSpec
+) -> None:
+    share = 14_917 * 2**20 * 333 // 1000
+    expected = f"1 {share} {share} {share}"
+    assert run_cell(driver, session, PYNVML).strip() == expected
+    line = f'python -c \'exec("""{PYNVML.strip()}""")\''.replace("\n", ";")
+    shown = type_in_terminal(driver, session, f"{line}; echo en''d", "end")
+    assert expected in shown
+
+
 def test_kernels_talk_over_sockets_that_only_their_owner_reaches(
     driver: Driver, session: AttemptSpec
 ) -> None:
