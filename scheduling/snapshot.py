@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from django.db.models import Avg, F, Max, OuterRef, Prefetch, QuerySet, Subquery, Window
+from django.db.models import Avg, F, Max, OuterRef, Prefetch, Q, QuerySet, Subquery, Window
 from django.db.models.functions import RowNumber
 from django.utils import timezone
 
@@ -49,6 +49,8 @@ MAX_SPELLS = 200
 """A person's latest idle spells on which the prediction rests."""
 ASKED_LEFT_S = 86_400.0
 """Whoever asks for it to be swapped out will not be back soon."""
+IN_MEMORY = (SwapState.SWAPPING_OUT, SwapState.SWAPPED_OUT, SwapState.WAITING)
+"""What a borrower is that has left its devices, and can go on."""
 MIB = 1024 * 1024
 
 SESSION_PRIORITY = 100
@@ -234,7 +236,8 @@ def _summed(children: Iterable[core.Project]) -> dict[core.ResourceKey, core.Sha
 def _unfinished() -> QuerySet[Workload]:
     parts = DeviceAllocation.objects.select_related("device").order_by("device__index")
     newest = Loan.objects.filter(borrower=OuterRef("pk")).order_by("-started_at")
-    given = Loan.objects.filter(lender=OuterRef("pk"), ended_by="button")
+    not_to_be_had = Q(ended_by="button") | Q(state=LoanState.REFUSED)
+    given = Loan.objects.filter(not_to_be_had, lender=OuterRef("pk"))
     asked_back = given.order_by("-started_at")
     attempts = (
         Attempt.objects.open()
@@ -341,7 +344,8 @@ def _idle(
         since = attempt.idle_since
         asked_back_at = getattr(attempt, "asked_back_at", None)
         if since is not None and asked_back_at is not None:
-            # Whoever presses the button wants it: the window begins anew.
+            # Whoever presses the button wants it, and an agent that refuses knows better than
+            # these marks: the window begins anew.
             since = max(since, asked_back_at)
     if since is not None and not lent:
         past = spells.get(row.owner_id, ())
@@ -509,6 +513,7 @@ def _placed(
 def _state_of(attempt: Attempt) -> core.ReplicaState:
     """Of a borrower: on loan while a loan goes on; in memory once a lender was woken, whether or
     not its node has already said so; on loan from nobody where its lender has ended or refused.
+    What is in memory when a loan is refused waits there for the next.
     """
     if attempt.is_leaving:
         return core.ReplicaState.RELEASING
@@ -518,7 +523,8 @@ def _state_of(attempt: Attempt) -> core.ReplicaState:
         return core.ReplicaState.LENT
     last_state = getattr(attempt, "last_loan_state", None)
     last_end = getattr(attempt, "last_loan_end", "")
-    is_left_alone = last_state in (None, LoanState.REFUSED) or last_end == "lender_ended"
+    is_refused = last_state == LoanState.REFUSED and attempt.swap_state not in IN_MEMORY
+    is_left_alone = last_state is None or is_refused or last_end == "lender_ended"
     return core.ReplicaState.LENT if is_left_alone else core.ReplicaState.PARKED
 
 

@@ -45,7 +45,6 @@ MIN_SPELL_S = 60.0
 BYTES_STEP = 64 * 1024 * 1024
 """Device memory is recorded in steps: it changes all the time."""
 FINAL_STATES = (LoanState.ENDED, LoanState.REFUSED)
-PARKED_STATES = (SwapState.SWAPPED_OUT, SwapState.WAITING)
 
 
 class LenderChangedError(Exception):
@@ -97,9 +96,8 @@ def open_loans(
                 )
             )
     Loan.objects.bulk_create(rows)
-    Attempt.objects.filter(pk__in=[lender.pk for lender in lenders.values()]).update(
-        not_lent={}, lend_asked_at=None
-    )
+    # What its owner asked for holds for the loan made for it, until that is answered.
+    Attempt.objects.filter(pk__in=[lender.pk for lender in lenders.values()]).update(not_lent={})
 
 
 def _workload_of(replica: ReplicaId) -> WorkloadId:
@@ -253,6 +251,9 @@ def _record_loan(pk: uuid.UUID, report: protocol.LoanReport) -> None:
         row.is_wanted = False
         row.ended_at = max(_time(report.ended_at) or now, row.lent_at or row.started_at)
     row.save()
+    if _answers_its_lender(row):
+        asked = Attempt.objects.filter(pk=row.lender_id, lend_asked_at__isnull=False)
+        asked.update(lend_asked_at=None)
     lender, borrower = row.lender.workload, row.borrower.workload
     if row.lent_at and not was_lent:
         _tell(lender, row.lender, "swapped_out", _numbers(row, borrower), now)
@@ -267,6 +268,13 @@ def _record_loan(pk: uuid.UUID, report: protocol.LoanReport) -> None:
         wake_planner("loan")
     announce_workload(lender)
     announce_workload(borrower)
+
+
+def _answers_its_lender(row: Loan) -> bool:
+    """Whether what its lender's owner asked for is done, or cannot be; no if the borrower left."""
+    if row.state in FINAL_STATES and row.ended_by not in ("borrower_ended", "orchestrator"):
+        return True
+    return row.lent_at is not None
 
 
 def _numbers(row: Loan, other: Workload) -> dict[str, object]:

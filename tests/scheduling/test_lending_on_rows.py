@@ -34,7 +34,7 @@ from scheduling.models import (
     Phase,
     ProjectUsage,
 )
-from scheduling.services import stop
+from scheduling.services import stop, swap_out
 from scheduling.services.lending import idle_since, watch_idle
 from scheduling.snapshot import IDLE_MARK_LASTS_S, take_snapshot
 from tests.lending_scene import GIB, Scene, make_scene
@@ -242,6 +242,62 @@ def test_a_refused_loan_sends_the_borrower_back_to_the_queue(scene: Scene) -> No
     scene.refresh()
     assert scene.training.phase == Phase.PREEMPTED
     assert scene.training.num_preemptions == 0, "nobody took anything from it"
+
+
+def test_what_was_asked_for_holds_for_its_loan_until_that_is_answered(scene: Scene) -> None:
+    scene.rest(minutes=0.5)
+    watch_idle(timezone.now())
+    swap_out(scene.session, actor=scene.session.owner)
+    run_cycle()
+    loan = Loan.objects.get()
+    (desired,) = desired_loans(scene.agent.zone)
+    assert desired.idle_s == 0.0, "the agent does not ask for the window either"
+    scene.say(loan, LoanState.LENT, lent_at=time.time())
+    assert Attempt.objects.get(pk=loan.lender_id).lend_asked_at is None
+
+
+def test_a_refusal_answers_what_was_asked_for_and_begins_the_window_anew(scene: Scene) -> None:
+    scene.rest(minutes=0.5)
+    watch_idle(timezone.now())
+    swap_out(scene.session, actor=scene.session.owner)
+    run_cycle()
+    loan = Loan.objects.get()
+    scene.say(loan, LoanState.REFUSED, error="host_memory", ended_at=time.time())
+    lender = Attempt.objects.get(pk=loan.lender_id)
+    assert lender.lend_asked_at is None
+    scene.agent.end(scene.training, cause="evicted")
+    scene.rest()
+    watch_idle(timezone.now())
+    run_cycle()
+    assert Loan.objects.count() == 1, "nor is it tried again and again"
+    lender.refresh_from_db()
+    assert lender.not_lent["code"] == "within_window"
+
+
+def test_a_refused_loan_leaves_a_borrower_in_memory_where_it_is(scene: Scene) -> None:
+    first = scene.lend()
+    scene.run_training()
+    scene.say(first, LoanState.LENT, lent_at=time.time())
+    scene.say(first, LoanState.WAKING, ended_by="cell")
+    scene.use(SwapState.SWAPPING_IN)
+    scene.run_training(SwapState.SWAPPED_OUT)
+    scene.say(first, LoanState.ENDED, ended_by="cell", ended_at=time.time())
+    scene.use()
+    Attempt.objects.update(woke_at=timezone.now() - timedelta(minutes=5))
+    second = scene.lend()
+    assert second.borrower == first.borrower
+    scene.say(second, LoanState.REFUSED, error="not_idle", ended_at=time.time())
+    scene.use()
+    run_cycle()
+    scene.refresh()
+    assert scene.training.phase == Phase.RUNNING, "its progress is in memory"
+    assert not scene.training.attempts.get().is_leaving
+    Loan.objects.filter(pk=second.pk).update(
+        started_at=timezone.now() - timedelta(minutes=6),
+        ended_at=timezone.now() - timedelta(minutes=5),
+    )
+    third = scene.lend()
+    assert third.borrower == first.borrower, "the next loan takes it on"
 
 
 def test_switching_lending_off_ends_a_loan(scene: Scene) -> None:
