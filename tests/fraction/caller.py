@@ -214,9 +214,9 @@ class Caller:
     def synchronise(self) -> int:
         return self.cu.cuCtxSynchronize()
 
-    def create(self, name: str, num_bytes: int, location: int = 1) -> int:
+    def create(self, name: str, num_bytes: int, location: int = 1, handle_types: int = 0) -> int:
         handle = c_uint64()
-        properties = (c_uint64 * 4)(1, location)
+        properties = (c_uint64 * 4)(1 | handle_types << 32, location)
         result = self.cu.cuMemCreate(byref(handle), c_size_t(num_bytes), properties, c_uint64(0))
         self.named[name] = handle.value
         return result

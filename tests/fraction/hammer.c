@@ -16,6 +16,8 @@
 
 #include "../../scheduling/agent/fraction/native/region.h"
 
+#define MOST_S 600
+
 static allot_account account;
 
 static uint64_t collect(uint64_t *seen)
@@ -60,6 +62,9 @@ int main(int argc, char **argv)
     uint64_t limit = strtoull(argv[2], NULL, 10);
     pthread_t thread;
     srand((unsigned)atoi(argv[3]));
+    /* Nobody else ends us once the tests themselves were killed. */
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    alarm(MOST_S);
     if (argc > 4) {
         if (unshare(CLONE_NEWPID) != 0)
             return 4;
@@ -72,6 +77,7 @@ int main(int argc, char **argv)
             return WIFEXITED(status) ? WEXITSTATUS(status) : 0;
         }
         prctl(PR_SET_PDEATHSIG, SIGKILL);
+        alarm(MOST_S);
     } else {
         printf("%d\n", (int)getpid());
         fflush(stdout);

@@ -324,15 +324,32 @@ def test_limits_follow_the_device_however_the_user_orders_them(
     assert answers[1] == [0, limit, limit]
 
 
-def test_what_rules_swap_out_is_noted(make_world: MakeWorld) -> None:
+def test_what_rules_swap_out_is_noted_while_its_process_lives(make_world: MakeWorld) -> None:
     world = make_world(
         devices=(FakeDevice(UUIDS[0]), FakeDevice(UUIDS[1])),
         limits=(GpuLimit(UUIDS[0], GIB, 100), GpuLimit(UUIDS[1], GIB, 100)),
     )
-    world.ask(["start"])
+    steps = (["start"], ["by_managed", MIB], ["create", "shared", 2 * MIB, 1, 1])
+    with world.asking(*steps, ["sleep", 60]):
+        until(lambda: world.region.read().flags == Flag.MANAGED | Flag.EXPORTABLE)
+        world.ask(["start"], ["by_managed", MIB])
+        assert world.region.read().flags == Flag.MANAGED | Flag.EXPORTABLE
+        with world.asking(["start", 1], ["sleep", 60]):
+            until(lambda: Flag.SEVERAL_GPUS in world.region.read().flags)
+        until(lambda: world.region.read().flags == Flag.MANAGED | Flag.EXPORTABLE)
     assert world.region.read().flags == Flag(0)
-    world.ask(["start"], ["by_managed", MIB], ["primary", 1])
-    assert world.region.read().flags == Flag.MANAGED | Flag.SEVERAL_GPUS
+    # Who takes the slot of the dead inherits nothing.
+    with world.asking(["start"], ["sleep", 60]):
+        until(lambda: world.region.read().processes)
+        assert world.region.read().flags == Flag(0)
+
+
+def test_what_failed_does_not_rule_swap_out(make_world: MakeWorld) -> None:
+    world = make_world(limits=(GpuLimit(UUIDS[0], GIB, 100),))
+    steps = (["start"], ["by_managed", 2 * GIB], ["create", "shared", 2 * GIB, 0, 1])
+    with world.asking(*steps, ["alloc", "last", MIB], ["sleep", 60]):
+        until(lambda: world.region.read().used_bytes[0] >= MIB)
+        assert world.region.read().flags == Flag(0)
 
 
 # ---------------------------------------------------------------- closed when wrong

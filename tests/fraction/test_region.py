@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -18,7 +19,7 @@ from scheduling.agent.fraction import build
 from scheduling.agent.fraction.build import NATIVE, Libraries
 from scheduling.agent.fraction.limits import GpuLimit, LimitsError, uuid_bytes
 from scheduling.agent.fraction.region import SIZE, Region, RegionError, State
-from tests.fraction.world import UUIDS
+from tests.fraction.world import UUIDS, until
 
 LIMIT = 1_000_000
 # Who has to wait for another's death must not notice: the target is 1 s.
@@ -263,3 +264,25 @@ def test_others_go_on_beside_one_that_was_stopped_in_the_middle(
     assert time.monotonic() - began < PATIENCE_S
     for pid in crowd.members:
         os.kill(pid, signal.SIGCONT)
+
+
+@pytest.mark.parametrize("apart", [[], ["apart"]], ids=["here", "in a PID namespace"])
+def test_hammers_end_with_tests_that_are_killed(
+    hammer: Path, region: Region, apart: list[str]
+) -> None:
+    if apart and os.geteuid() != 0:
+        pytest.skip("only root makes PID namespaces")
+    starter = "import subprocess, sys; subprocess.Popen(sys.argv[1:]).wait()"
+    tests = subprocess.Popen(
+        [sys.executable, "-S", "-c", starter, hammer, region.path, str(LIMIT), "1", *apart],
+        stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert tests.stdout is not None
+    pid = int(tests.stdout.readline())
+    until(lambda: region.read().processes)
+    tests.kill()
+    tests.wait()
+    until(lambda: not region.read().processes)
+    tests.stdout.close()
+    with suppress(FileNotFoundError):
+        assert hammer.name not in Path(f"/proc/{pid}/cmdline").read_text()

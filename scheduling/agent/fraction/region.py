@@ -19,14 +19,14 @@ from pathlib import Path
 from scheduling.agent.fraction.limits import GpuLimit, uuid_bytes
 
 MAGIC = b"ALLOTRG1"
-VERSION = 1
+VERSION = 2
 MAX_GPUS, MAX_SLOTS = 16, 1024
 _LOCK_SLOTS = 1 << 20
 # Offsets in bytes; see the C structure.
-_STATE, _FLAGS, _GENERATION, _LAST_CALL, _HIGH, _HELD, _WAKES = 16, 20, 12, 24, 32, 36, 40
+_STATE, _GENERATION, _LAST_CALL, _HIGH, _HELD, _WAKES = 16, 12, 24, 32, 36, 40
 _GPUS, _GPU_SIZE = 64, 64
 _PROCESSES, _PROCESS_SIZE = _GPUS + MAX_GPUS * _GPU_SIZE, 64
-_GPU_NS = 24
+_GPU_NS, _CONTEXTS, _PROCESS_FLAGS = 24, 32, 40
 _USED = _PROCESSES + MAX_SLOTS * _PROCESS_SIZE
 _PENDING = _USED + MAX_GPUS * MAX_SLOTS * 8
 _SAVED = _PENDING + MAX_GPUS * MAX_SLOTS * 8
@@ -54,12 +54,15 @@ class State(IntEnum):
 
 
 class Flag(IntFlag):
-    """What processes of the session did that may rule Swap out."""
+    """What a living process of the session did that may rule Swap out."""
 
     MANAGED = 1
     IPC = 2
     EXPORTABLE = 4
     SEVERAL_GPUS = 8
+
+
+_OF_A_PROCESS = Flag.MANAGED | Flag.IPC | Flag.EXPORTABLE
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +73,16 @@ class Process:
         pid: As the process sees itself.
         used_bytes: Per device, in the order of the limits.
         gpu_ns: GPU time that was charged to it, over all devices.
+        contexts: Devices on which it has a context, a bit each.
     """
 
     slot: int
     pid: int
     used_bytes: tuple[int, ...]
     saved_bytes: tuple[int, ...]
-    gpu_ns: int = 0
+    gpu_ns: int
+    contexts: int
+    flags: Flag
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +90,7 @@ class Reading:
     """What a region says at one moment.
 
     Attributes:
+        flags: Those of all living processes; several devices are also those of several processes.
         device_uuids: 16 bytes each.
         used_bytes: Per device, of living processes.
         last_call_s: `time.monotonic()` of the last CUDA call; None before the first.
@@ -142,7 +149,7 @@ class Region:
             head = os.pread(fd, _GPUS, 0)
             if len(head) != _GPUS or not head.startswith(MAGIC):
                 raise RegionError(f"{self.path}: not a region")
-            version, generation, state, flags = struct.unpack_from("<IIII", head, 8)
+            version, generation, state = struct.unpack_from("<III", head, 8)
             if version != VERSION:
                 raise RegionError(f"{self.path}: version {version}")
             last_call_ns, high, num_held, num_wakes = struct.unpack_from("<QIIQ", head, _LAST_CALL)
@@ -150,7 +157,7 @@ class Region:
             processes = tuple(_processes(fd, min(high, MAX_SLOTS), len(gpus)))
         return Reading(
             state=State(state) if state in State._value2member_map_ else State.FAILED,
-            flags=Flag(flags & 15),
+            flags=_flags(processes),
             generation=generation,
             device_uuids=tuple(uuid for uuid, _ in gpus),
             limit_bytes=tuple(limit for _, limit in gpus),
@@ -231,14 +238,27 @@ def _processes(fd: int, high: int, num_gpus: int) -> Iterator[Process]:
     for slot in range(high):
         if is_locked(fd, slot):
             (pid,) = struct.unpack_from("<I", pids, slot * _PROCESS_SIZE)
-            (gpu_ns,) = struct.unpack_from("<Q", pids, slot * _PROCESS_SIZE + _GPU_NS)
+            own = slot * _PROCESS_SIZE
+            (gpu_ns,) = struct.unpack_from("<Q", pids, own + _GPU_NS)
+            (contexts,) = struct.unpack_from("<I", pids, own + _CONTEXTS)
+            (flags,) = struct.unpack_from("<I", pids, own + _PROCESS_FLAGS)
             yield Process(
                 slot,
                 pid,
                 tuple(column[slot] for column in used),
                 tuple(column[slot] for column in saved),
                 gpu_ns,
+                contexts,
+                Flag(flags & _OF_A_PROCESS),
             )
+
+
+def _flags(processes: Iterable[Process]) -> Flag:
+    flags, contexts = Flag(0), 0
+    for process in processes:
+        flags |= process.flags
+        contexts |= process.contexts
+    return flags | Flag.SEVERAL_GPUS if contexts & (contexts - 1) else flags
 
 
 def _columns(fd: int, start: int, high: int, num_gpus: int) -> list[tuple[int, ...]]:

@@ -57,11 +57,12 @@ CUresult allot_mem_alloc_managed(allot_mem_alloc_managed_fn real, CUdeviceptr *d
     int gpu = allot_current_gpu();
     if (gpu == NO_CONTEXT)
         return real(dptr, bytes, flags);
-    allot_flag(ALLOT_FLAG_MANAGED);
     CUresult outcome = ALLOT_CHARGED(gpu, bytes, real(dptr, bytes, flags));
-    if (outcome == CUDA_SUCCESS)
-        allot_keep((allot_thing){.kind = MEMORY, .key = *dptr, .bytes = bytes, .gpu = gpu});
-    return outcome;
+    if (outcome != CUDA_SUCCESS)
+        return outcome;
+    allot_flag(ALLOT_FLAG_MANAGED);
+    allot_keep((allot_thing){.kind = MEMORY, .key = *dptr, .bytes = bytes, .gpu = gpu});
+    return CUDA_SUCCESS;
 }
 
 /* Lost before the driver frees it: at once afterwards another thread may get the same address. */
@@ -93,22 +94,26 @@ CUresult allot_mem_free_async(allot_mem_free_async_fn real, CUdeviceptr dptr, CU
     FREED(dptr, real(dptr, stream))
 }
 
+static CUresult flagged(unsigned flag, CUresult outcome)
+{
+    if (outcome == CUDA_SUCCESS)
+        allot_flag(flag);
+    return outcome;
+}
+
 CUresult allot_ipc_get(allot_ipc_get_fn real, void *handle, CUdeviceptr dptr)
 {
-    allot_flag(ALLOT_FLAG_IPC);
-    return real(handle, dptr);
+    return flagged(ALLOT_FLAG_IPC, real(handle, dptr));
 }
 
 CUresult allot_ipc_open(allot_ipc_open_fn real, CUdeviceptr *dptr, CUipcMemHandle handle,
                         unsigned flags)
 {
-    allot_flag(ALLOT_FLAG_IPC);
-    return real(dptr, handle, flags);
+    return flagged(ALLOT_FLAG_IPC, real(dptr, handle, flags));
 }
 
 CUresult allot_ipc_open_v1(allot_ipc_open_v1_fn real, CUdeviceptr *dptr, CUipcMemHandle handle,
                            unsigned flags)
 {
-    allot_flag(ALLOT_FLAG_IPC);
-    return real(dptr, handle, flags);
+    return flagged(ALLOT_FLAG_IPC, real(dptr, handle, flags));
 }

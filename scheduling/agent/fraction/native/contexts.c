@@ -28,17 +28,10 @@ static void note(allot_session *session, int gpu, int is_there)
 {
     allot_region *map = session->account.map;
     allot_region_process *own = &map->processes[session->account.slot];
-    uint32_t all = 0;
-    if (!is_there) {
+    if (is_there)
+        atomic_fetch_or(&own->contexts, 1u << gpu);
+    else
         atomic_fetch_and(&own->contexts, ~(1u << gpu));
-        return;
-    }
-    atomic_fetch_or(&own->contexts, 1u << gpu);
-    for (uint32_t slot = 0; slot < map->high_slot && slot < ALLOT_MAX_SLOTS; slot++)
-        if (allot_account_is_alive(&session->account, (int)slot))
-            all |= atomic_load(&map->processes[slot].contexts);
-    if (all & (all - 1))
-        allot_flag(ALLOT_FLAG_SEVERAL_GPUS);
 }
 
 /* Whether there is room for one more context of this process. */

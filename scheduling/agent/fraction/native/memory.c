@@ -79,7 +79,7 @@ void allot_flag(unsigned flag)
 {
     allot_session *session = allot_session_get();
     if (session)
-        atomic_fetch_or(&session->account.map->flags, flag);
+        atomic_fetch_or(&session->account.map->processes[session->account.slot].flags, flag);
 }
 
 static node **bucket(uint64_t key) { return &buckets[(key * 0x9e3779b97f4a7c15ull) >> 52]; }

@@ -14,6 +14,7 @@ int allot_current_gpu(void);
 /* Takes bytes of a device; on a miss the pools give back what they keep, and it is tried again. */
 int allot_take(int gpu, uint64_t bytes);
 void allot_give(int gpu, uint64_t bytes);
+/* Notes what rules Swap out while this process lives; once the call that did it went well. */
 void allot_flag(unsigned flag);
 
 /* Things that this process has by a key of their kind. */

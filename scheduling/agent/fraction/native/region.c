@@ -78,6 +78,7 @@ static void empty_slot(allot_region *map, int slot)
     atomic_store(&process->gpu_ns, 0);
     atomic_store(&process->contexts, 0);
     atomic_store(&process->is_broken, 0);
+    atomic_store(&process->flags, 0);
 }
 
 int allot_account_join(allot_account *account)

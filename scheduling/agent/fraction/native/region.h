@@ -14,7 +14,7 @@
 #include <stdint.h>
 
 #define ALLOT_REGION_MAGIC 0x314752544f4c4c41ull /* "ALLOTRG1" */
-#define ALLOT_REGION_VERSION 1u
+#define ALLOT_REGION_VERSION 2u
 #define ALLOT_MAX_GPUS 16
 #define ALLOT_MAX_SLOTS 1024
 /* Byte ranges that are locked, far behind the file's end. */
@@ -32,12 +32,12 @@ enum {
     ALLOT_FAILED = 6,
 };
 
-/* What a session did that Swap must know of. */
+/* What a process did that Swap must know of; that of the dead does not count. Contexts on several
+ * devices are seen in `contexts`. */
 enum {
     ALLOT_FLAG_MANAGED = 1,
     ALLOT_FLAG_IPC = 2,
     ALLOT_FLAG_EXPORTABLE = 4,
-    ALLOT_FLAG_SEVERAL_GPUS = 8,
 };
 
 typedef struct {
@@ -58,7 +58,8 @@ typedef struct {
     _Atomic uint64_t gpu_ns;           /* GPU time used so far */
     _Atomic uint32_t contexts;         /* devices on which it has a context, a bit each */
     _Atomic uint32_t is_broken;
-    uint8_t spare[24];
+    _Atomic uint32_t flags;
+    uint8_t spare[20];
 } allot_region_process;
 
 typedef struct {
@@ -66,7 +67,7 @@ typedef struct {
     uint32_t version;
     _Atomic uint32_t generation;  /* raised after the limits file has changed */
     _Atomic uint32_t state;
-    _Atomic uint32_t flags;
+    uint32_t spare_word;
     _Atomic uint64_t last_call;   /* ns of CLOCK_MONOTONIC, at the last hooked call */
     _Atomic uint32_t high_slot;   /* slots below it have been taken at least once */
     _Atomic uint32_t num_held;    /* calls that the gate holds now; a dead process's stay counted */

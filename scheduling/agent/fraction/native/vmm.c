@@ -8,14 +8,15 @@ CUresult allot_mem_create(allot_mem_create_fn real, CUmemGenericAllocationHandle
 {
     if (!prop || prop->location.type != CU_MEM_LOCATION_TYPE_DEVICE)
         return real(handle, bytes, prop, flags);
-    if (prop->requestedHandleTypes)
-        allot_flag(ALLOT_FLAG_EXPORTABLE);
     int gpu = allot_gpu_of(prop->location.id);
     CUresult outcome = ALLOT_CHARGED(gpu, bytes, real(handle, bytes, prop, flags));
-    if (outcome == CUDA_SUCCESS)
-        allot_keep((allot_thing){.kind = VMM_HANDLE, .key = *handle, .bytes = bytes, .gpu = gpu,
-                                 .num_references = 1});
-    return outcome;
+    if (outcome != CUDA_SUCCESS)
+        return outcome;
+    if (prop->requestedHandleTypes)
+        allot_flag(ALLOT_FLAG_EXPORTABLE);
+    allot_keep((allot_thing){.kind = VMM_HANDLE, .key = *handle, .bytes = bytes, .gpu = gpu,
+                             .num_references = 1});
+    return CUDA_SUCCESS;
 }
 
 static void counted(uint64_t handle, int references, int mappings)
@@ -70,6 +71,8 @@ CUresult allot_mem_retain(allot_mem_retain_fn real, CUmemGenericAllocationHandle
 CUresult allot_mem_import(allot_mem_import_fn real, CUmemGenericAllocationHandle *handle,
                           void *os_handle, int type)
 {
-    allot_flag(ALLOT_FLAG_EXPORTABLE);
-    return real(handle, os_handle, type);
+    CUresult outcome = real(handle, os_handle, type);
+    if (outcome == CUDA_SUCCESS)
+        allot_flag(ALLOT_FLAG_EXPORTABLE);
+    return outcome;
 }
