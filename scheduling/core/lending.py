@@ -504,6 +504,8 @@ class Lending:
 def _why_lenders_end(item: Item) -> tuple[str, WorkloadId | None]:
     """Why one of a borrower's lenders lends no longer, and which; nothing if all do."""
     for body in item.bodies:
+        if body.is_parked:
+            return "lender_woke", None  # one replica of a gang: it has left its device already
         if not body.lenders:
             return "lender_gone", None
         for lender, _ in body.lenders:

@@ -28,6 +28,7 @@ from scheduling.core.decisions import (
     Recall,
     Start,
 )
+from scheduling.core.reasons.lending import lender_woke
 from scheduling.core.types import Placement, ProjectId, ReplicaId, ResourceKey, WorkloadId
 from scheduling.live import announce
 from scheduling.models import (
@@ -39,6 +40,7 @@ from scheduling.models import (
     Device,
     DeviceAllocation,
     DeviceHold,
+    Loan,
     Node,
     PlannerStatus,
     ProjectUsage,
@@ -282,11 +284,23 @@ def _recall(row: Workload, decision: Recall, now: datetime) -> None:
     leaving = [attempt for attempt in open_attempts_of(row) if attempt.replica in named]
     if not leaving:
         raise StalePlanError(str(row.pk))
-    ask_to_leave(row, leaving, decision.reason.code, now)
+    reason = _as_refused(decision.reason, leaving)
+    ask_to_leave(row, leaving, reason.code, now)
     row.claimant = None
-    row.reason, row.reason_at = reason_json(decision.reason), now
-    details = dict(decision.reason.details)
+    row.reason, row.reason_at = reason_json(reason), now
+    details = dict(reason.details)
     advance(row, lifecycle.EvictAsked(), code="loan_recalled", at=now, details=details)
+
+
+def _as_refused(reason: Reason, leaving: Sequence[Attempt]) -> Reason:
+    """A lender that was used again before it was swapped out is not gone."""
+    if reason.code != "lender_gone":
+        return reason
+    newest = Loan.objects.filter(borrower__in=leaving).select_related("lender")
+    last = newest.order_by("-started_at").first()
+    if last is None or last.error != "not_idle":  # as its agent says it
+        return reason
+    return lender_woke(str(last.lender.workload_id), reason.details)
 
 
 def _start(

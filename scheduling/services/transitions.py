@@ -162,6 +162,9 @@ def _advance(
         workload.ended_at = now
         workload.claimant = None
         workload.queue_position = workload.queue_length = None
+        if workload.phase == Phase.COMPLETED:
+            # Why it once waited explains nothing any more; of a failure something newer is told.
+            workload.reason = {}
     workload.save()
     record_event(
         workload, note.code, at=now, attempt=attempt, actor=note.actor, details=note.details

@@ -160,6 +160,25 @@ def test_a_woken_lender_gets_its_device_back_whatever_the_minimum_runtime() -> N
     assert recall.reason.details == {"lender": "s", "lenders": ["s"]}
 
 
+def test_a_gang_of_which_one_replica_left_for_its_lender_says_so() -> None:
+    """The other still runs on loan: its lender is not gone."""
+    gang = _on_loan(training("t", "q", 1000, "n:0", "n:1", min_replicas=2))
+    first, second = gang.replicas
+    gang = replace(gang, replicas=(replace(first, state=ReplicaState.PARKED), second))
+    decided = _plan(
+        node("n", 2),
+        project("p", 2000),
+        project("q"),
+        session("s", "p", 1000, "n:0", idle=Idleness(None)),
+        session("r", "p", 1000, "n:1", idle=RESTING),
+        gang,
+        loans=(Loan(ReplicaId("r/0"), ReplicaId("t/1")),),
+    )
+    (recall,) = (d for d in decided.decisions if isinstance(d, Recall))
+    assert recall.reason.code == "lender_woke"
+    assert "None" not in recall.reason.message
+
+
 def test_a_form_says_that_a_training_would_borrow() -> None:
     there = snapshot(
         node("n", 1),

@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 
 from scheduling.core.cycle import plan
-from scheduling.core.decisions import Reason
+from scheduling.core.decisions import Reason, Start
 from scheduling.core.types import (
     EvictionCost,
     Node,
@@ -37,6 +37,30 @@ def test_started_in_quota_and_borrowing() -> None:
     assert inside.reason.details["fair_share"] == 1000
     beyond = answer("w", node("a"), project("p", 1000), training("w", "p", 2000))
     check(beyond.reason, "started_borrowing", "2 GPU of 1 GPU quota", "borrowed")
+
+
+def test_a_session_never_borrows_though_a_training_of_its_project_does() -> None:
+    """As after a restart: both start in one cycle, the training perhaps first."""
+    parts = (
+        node("a", 2),
+        project("p", 1000),
+        training("w", "p", 1000, "a:0", submitted=-1.0),
+        session("s", "p", 1000),
+    )
+    mine = answer("s", *parts)
+    assert isinstance(mine, Start)
+    check(mine.reason, "started_in_quota", "p now holds 1 GPU of 1 GPU quota")
+    assert not mine.is_borrowed
+    together = (node("a", 2), project("p", 1000), training("w", "p"), session("s", "p"))
+    mine, other = (answer(name, *together) for name in ("s", "w"))
+    assert isinstance(mine, Start)
+    assert isinstance(other, Start)
+    assert (mine.is_borrowed, other.is_borrowed) == (False, True)
+    steady = answer(
+        "v", node("a", 2), project("p", 1000), training("w", "p", 1000, "a:0"),
+        training("v", "p", is_preemptible=False),
+    )  # fmt: skip
+    check(steady.reason, "started_in_quota")
 
 
 def test_interactive_over_quota() -> None:

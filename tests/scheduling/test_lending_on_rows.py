@@ -224,6 +224,7 @@ def test_when_the_borrower_ends_the_device_goes_back(scene: Scene) -> None:
     scene.agent.end(scene.training)
     scene.refresh()
     assert scene.training.phase == Phase.COMPLETED
+    assert not scene.training.reason, "why it waited is over"
     assert not list(desired_loans(scene.agent.zone))
     assert _device(scene).allocated_milli == 1000
     assert not DeviceAllocation.objects.filter(is_lent=True, is_open=True).exists()
@@ -231,13 +232,20 @@ def test_when_the_borrower_ends_the_device_goes_back(scene: Scene) -> None:
     assert not Loan.objects.open().exists()
 
 
-def test_a_refused_loan_sends_the_borrower_back_to_the_queue(scene: Scene) -> None:
+@pytest.mark.parametrize(
+    ("error", "code"), [("not_idle", "lender_woke"), ("managed_memory", "lender_gone")]
+)
+def test_a_refused_loan_sends_the_borrower_back_to_the_queue(
+    scene: Scene, error: str, code: str
+) -> None:
     loan = scene.lend()
-    scene.say(loan, LoanState.REFUSED, error="not_idle")
+    scene.say(loan, LoanState.REFUSED, error=error)
     run_cycle()
     scene.refresh()
     assert scene.training.phase == Phase.CHECKPOINTING
-    assert scene.training.reason["code"] == "lender_gone"
+    assert scene.training.reason["code"] == code
+    if code == "lender_woke":
+        assert scene.training.reason["details"]["lender"] == str(scene.session.pk)
     scene.agent.end(scene.training, cause="evicted")
     scene.refresh()
     assert scene.training.phase == Phase.PREEMPTED

@@ -191,6 +191,9 @@ def test_the_page_of_loans_has_the_figures(scene: Scene) -> None:
     page = page_of(vera, "/swap")
     assert "0.84" in page
     assert "0.50" in page, "half an hour of one GPU"
+    Loan.objects.filter(pk=loan.pk).update(lent_at=timezone.now() - timedelta(seconds=60))
+    Loan.objects.filter(pk=loan.pk).update(ended_at=timezone.now())
+    assert page_of(vera, "/swap").count("0.02") == 2, "the sum has the digits of its rows"
     assert scene.session.name in page
     assert "a cell" in page
     assert "another project" in page, "whose training it was"

@@ -12,23 +12,28 @@ from scheduling.core.types import ResourceKey
 
 
 def started(state: State, item: Item) -> tuple[Reason, bool]:
-    """Why a workload starts, and whether its project borrows for it."""
+    """Why a workload starts, and whether its project borrows for it.
+
+    What is not preemptible never borrows: of it a project has no more than its quota, and where the
+    project is above it, what is preemptible gives back.
+    """
     amounts = item.running[-1].amounts
     r = main_resource(amounts)
     if r == 1:
         r = 0
     account = item.account
-    is_borrowed = any(account.is_above_quota(q) for q, _ in amounts)
+    is_borrowed = item.is_preemptible and any(account.is_above_quota(q) for q, _ in amounts)
+    held = account.allocated[r] if item.is_preemptible else account.non_preemptible[r]
     asked = dict(amounts).get(r, 0) * sum(1 for placed in item.running if placed.is_new)
     details: Details = {
         "resource": state.resources.keys[r],
         "requested": asked,
-        "allocated": account.allocated[r],
+        "allocated": held,
         "quota": account.quota[r],
         "fair_share": account.fair[r],
     }
     near = _together(state, item, details)
-    have = f"{account.id} now holds {quantity(state, r, account.allocated[r])}"
+    have = f"{account.id} now holds {quantity(state, r, held)}"
     quota = quantity(state, r, account.quota[r])
     if is_borrowed:
         return Reason(

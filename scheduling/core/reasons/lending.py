@@ -20,10 +20,21 @@ def lent(lenders: Sequence[str], left_s: float, gpu_milli: int) -> Reason:
     )
 
 
+def _woke(numbers: Mapping[str, object]) -> str:
+    who = numbers.get("lender", "the session that lent it")
+    return f"Gives the device back to {who}, which is used again."
+
+
+def lender_woke(lender: str, numbers: Mapping[str, object]) -> Reason:
+    """Why a training loses what it was to have on loan: its lender refused."""
+    details = {**numbers, "lender": lender}
+    return Reason("lender_woke", _woke(details), details)
+
+
 def recalled(item: Item, code: str, numbers: Mapping[str, object]) -> Reason:
     """Why a training loses what it has on loan."""
     messages = {
-        "lender_woke": f"Gives the device back to {numbers.get('lender')}, which is used again.",
+        "lender_woke": _woke(numbers),
         "lending_off": f"Gives the device back to {numbers.get('lender')}, which lends no longer.",
         "lender_gone": "Stops: the session that lent is gone, and the place is not to be had.",
         "room_taken": "Gives way: what it used beside its lenders is wanted as of right.",
