@@ -5,7 +5,8 @@ described by the protocols below. A value that cannot be had is None ("no data")
 (cores, bytes per second) need two readings, so a subject's first sample has none.
 
 A simulated device has no counters of its own: its utilisation is the real CPU use of the
-processes that hold it, its memory their real resident memory. Nothing is invented.
+processes that hold it, its memory what they took of it, or where nothing counts that, their real
+resident memory. Nothing is invented.
 """
 
 from __future__ import annotations
@@ -82,6 +83,8 @@ class AttemptView:
     Attributes:
         cpu_milli: Cores that it asked for. Without it a simulated device that the attempt holds has
             no utilisation (it is use over request).
+        device_memory_mib: What its processes took of each device, by UUID; None where nothing
+            counts it.
     """
 
     attempt_id: str
@@ -90,6 +93,7 @@ class AttemptView:
     devices: Sequence[DeviceGrant]
     cgroup: CgroupUsage
     cpu_milli: int | None = None
+    device_memory_mib: Mapping[str, float] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,7 +271,12 @@ def _simulated_device(uuid: str, usages: Sequence[_Usage]) -> Values:
 
 
 def _simulated_memory_mib(usage: _Usage, grant: DeviceGrant) -> float:
-    """Resident memory, spread evenly over the attempt's devices, at most the share."""
+    """What was taken of it, else resident memory, spread evenly over the attempt's devices; at most
+    the share, since what was taken is the workload's own statement.
+    """
+    taken = usage.view.device_memory_mib
+    if taken is not None and grant.uuid in taken:
+        return min(taken[grant.uuid], float(grant.memory_mib))
     return min(usage.resident_mib / len(usage.view.devices), float(grant.memory_mib))
 
 

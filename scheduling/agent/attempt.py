@@ -26,6 +26,7 @@ from scheduling.agent import crew, folders, launch, outcome
 from scheduling.agent.cgroups import Cgroup
 from scheduling.agent.checkpoints import CheckpointError, Owner, Store
 from scheduling.agent.fraction.install import REGION
+from scheduling.agent.fraction.limits import LimitsError, uuid_bytes
 from scheduling.agent.fraction.region import Flag, Region, RegionError
 from scheduling.agent.fraction.region import State as RegionState
 from scheduling.agent.launch import RefusedError, Site
@@ -46,11 +47,13 @@ from scheduling.agent.saved import Entry, entries
 _REPOSITORY = Path(__file__).resolve().parents[2]
 RESTORED = "restored.json"
 _WAKE = signal.SIGUSR1
+_MIB = 2**20
 # A shim takes 30 ms to lock its folder; after this long it is not coming.
 _SHIM_LATE_S = 15.0
 # How often a running training's checkpoint folder is looked at.
 _LOOK_EVERY_S = 1.0
 
+_AWAY = (RegionState.SWAPPED_OUT, RegionState.WAITING, RegionState.SWAPPING_IN)
 # What the workload's CUDA calls find while its device memory is where `swap.record.Phase` says.
 _GATES = {
     "running": RegionState.RUNNING,
@@ -200,12 +203,26 @@ class Attempt:
         except RegionError:
             return 0
 
+    def device_memory_mib(self) -> dict[str, float] | None:
+        """What its processes hold on each of its devices; None where nothing counts it."""
+        try:
+            reading = self.region.read()
+            places = {device.uuid: uuid_bytes(device.uuid) for device in self.spec.devices}
+        except (RegionError, LimitsError):
+            return None
+        used = dict(zip(reading.device_uuids, reading.used_bytes, strict=True))
+        if reading.state in _AWAY:
+            used = dict.fromkeys(used, 0)
+        return {uuid: used[place] / _MIB for uuid, place in places.items() if place in used}
+
     def swap_obstacle(self) -> str:
         """What its processes did that rules Swap out (a `SwapObstacle`); empty for nothing."""
         try:
             flags = self.region.read().flags
         except RegionError:
-            return ""
+            # Destroyed, or of an older agent: what has to move is not known. Without any, the
+            # driver tells.
+            return str(SwapObstacle.NO_MECHANISM) if self.region.path.exists() else ""
         return next((str(obstacle) for flag, obstacle in _OBSTACLES.items() if flag & flags), "")
 
     def close_gate(self, phase: str) -> None:

@@ -73,6 +73,7 @@ def _view(attempt: Attempt) -> AttemptView:
         devices=attempt.spec.devices,
         cgroup=attempt.usage(),
         cpu_milli=attempt.spec.cpu_milli,
+        device_memory_mib=attempt.device_memory_mib(),
     )
 
 

@@ -163,6 +163,32 @@ def test_what_is_used_returns_with_the_end(driver: Driver) -> None:
     assert not any(Region(simulated.memory).read().used_bytes)
 
 
+def test_the_agent_measures_what_was_taken_of_the_device(driver: Driver) -> None:
+    wanted = python("start(); print(alloc(2000 << 20), flush=True); time.sleep(1000)")
+    driver.want(wanted)
+    driver.until_logged(wanted, "0\n")
+    attempt = driver.runner.attempts[wanted.attempt_id]
+    assert attempt.device_memory_mib() == {a_third().uuid: 2000.0}
+    (view,) = (view for view in driver.runner.views() if view.attempt_id == wanted.attempt_id)
+    assert view.device_memory_mib == {a_third().uuid: 2000.0}
+    attempt.close_gate("swapped")
+    assert attempt.device_memory_mib() == {a_third().uuid: 0.0}
+    attempt.close_gate("running")
+
+
+def test_what_nobody_can_count_is_not_swapped_out(driver: Driver) -> None:
+    wanted = python("start(); print('up', flush=True); time.sleep(1000)")
+    driver.want(wanted)
+    driver.until_logged(wanted, "up")
+    attempt = driver.runner.attempts[wanted.attempt_id]
+    assert attempt.swap_obstacle() == ""
+    with open(attempt.region.path, "r+b") as file:
+        file.seek(8)
+        file.write((1).to_bytes(4, "little"))
+    assert attempt.swap_obstacle() == "no_mechanism"
+    assert attempt.device_memory_mib() is None
+
+
 def test_the_machine_itself_stays_as_it_was(driver: Driver) -> None:
     cache = Path("/etc/ld.so.cache").read_bytes()
     running = python("start(); print('up', flush=True); time.sleep(1000)")

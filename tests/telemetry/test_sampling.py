@@ -165,6 +165,17 @@ class TestRealProcesses:
         assert values["device:G"]["memory_used_mib"] == 20.0
         assert values["workload:w1"]["gpu_memory_mib"] == 20.0
 
+    def test_what_was_taken_of_a_device_comes_before_resident_memory(
+        self, busy: ProcessGroup
+    ) -> None:
+        taken = {"G": 2000.0, "H": 9000.0}
+        grants = [grant(uuid, 333, memory_mib=4967) for uuid in ("G", "H")]
+        attempt = AttemptView("a1", "w1", "n", grants, busy, device_memory_mib=taken)
+        values = by_subject(Sampler([node("n", "G", "H")]).sample([attempt], now=1.0))
+        assert values["device:G"]["memory_used_mib"] == 2000.0
+        assert values["device:H"]["memory_used_mib"] == 4967.0
+        assert values["workload:w1"]["gpu_memory_mib"] == 6967.0
+
     def test_a_process_that_has_ended_holds_nothing(self) -> None:
         process = subprocess.Popen([sys.executable, "-c", ""])
         process.wait()
