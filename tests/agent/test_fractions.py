@@ -107,6 +107,17 @@ def test_no_kind_of_program_avoids_the_limit(
     assert output == FILLED
 
 
+def test_who_opens_the_real_library_leaves_the_share_as_the_page_says(driver: Driver) -> None:
+    """A limit of a library that cooperates (docs/fractions.md): should it be closed, change the
+    page."""
+    script = "start(); print(alloc(6 << 30))"
+    assert driver.output(python(script)) == "2\n"
+    real = "l = c.CDLL('/run/allot/libcuda.real')\n"
+    assert driver.output(python(real + script)) == "0\n"
+    page = Path(__file__).parents[2] / "docs" / "fractions.md"
+    assert "/run/allot/libcuda.real" in page.read_text().split("## Limits of it")[1]
+
+
 def test_nothing_of_the_limits_can_be_changed_inside(driver: Driver) -> None:
     script = (
         "for f in /run/allot/limits /run/allot/driver.conf /etc/ld.so.cache "

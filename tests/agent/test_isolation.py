@@ -122,6 +122,12 @@ def test_the_machines_programs_stay_what_they_are_beside_it(driver: Driver) -> N
     assert "Read-only" in output[-1] or "denied" in output[-1]
 
 
+def test_people_make_environments_of_their_own(driver: Driver) -> None:
+    script = "python -m venv ~/env && ~/env/bin/pip --version"
+    output = driver.output(spec("bash", "-c", script))
+    assert "from /home/ann/env/lib/" in output
+
+
 def test_nvidia_smi_answers_queries_as_programs_ask_them(driver: Driver) -> None:
     script = (
         "nvidia-smi --query-gpu=index,name,memory.total --format=csv,noheader,nounits; "
