@@ -214,6 +214,7 @@ def _spec(attempt: Attempt, crew: Sequence[Attempt]) -> protocol.AttemptSpec:
         grace_s=float(workload.grace_s),
         base_url=f"/s/{workload.pk}/" if session else "",
         session_secret=workload.session_secret if session else "",
+        language=workload.language.partition("-")[0],
         crew=_crew(attempt, crew) if workload.max_replicas > 1 else None,
         shares_strictly=kind is not None and kind.shares_strictly,
         is_swappable=kind is not None and kind.swap_enabled,

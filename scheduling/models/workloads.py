@@ -93,6 +93,7 @@ class Workload(models.Model):
         claimant: For a victim: the workload that gained, until it runs again.
         not_before: Back-off after a failed start.
         request_id: The form's or API's idempotency key.
+        language: In which it was submitted, for what Allot writes inside a session.
         num_devices, gpu_milli, cpu_milli, memory_mib: Of each replica.
         min_replicas: Fewer never run; above 1 a gang, whose members work together.
         max_replicas: It grows up to so many while there is room.
@@ -111,6 +112,7 @@ class Workload(models.Model):
     kind = models.CharField(max_length=16, choices=WorkloadKind.choices)
     template_name = models.CharField(max_length=80, blank=True)
     request_id = models.UUIDField(unique=True, default=uuid.uuid4, editable=False)
+    language = models.CharField(max_length=16, blank=True, default="", editable=False)
 
     command = ArrayField(models.CharField(max_length=4000), default=list, blank=True)
     working_dir = models.CharField(max_length=1000, blank=True)

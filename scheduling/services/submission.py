@@ -16,6 +16,7 @@ from decimal import Decimal
 import msgspec
 from django.db import IntegrityError, transaction
 from django.utils import timezone
+from django.utils.translation import get_language
 from django.utils.translation import gettext as _
 
 from projects import access
@@ -133,6 +134,7 @@ def _create(spec: WorkloadSpec, owner: User, request_id: uuid.UUID) -> Workload:
     now = timezone.now()
     workload = _row(spec, owner)
     workload.request_id = request_id
+    workload.language = get_language() or ""
     workload.submitted_at = workload.phase_changed_at = now
     workload.reason = {"code": "not_evaluated", "message": "Not examined yet", "details": {}}
     workload.reason_at = now

@@ -9,7 +9,7 @@ import pytest
 from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
-from django.utils import timezone
+from django.utils import timezone, translation
 
 from projects.models import NodeType, User
 from scheduling.agent import protocol
@@ -109,7 +109,8 @@ def test_a_device_that_is_gone_is_unhealthy_and_kept(agent_client: Client) -> No
 def test_the_desired_state_has_all_that_a_start_needs(
     organisation: Organisation, agent_client: Client
 ) -> None:
-    session = submitted(session_spec(organisation.vision), organisation.vera)
+    with translation.override("ru"):
+        session = submitted(session_spec(organisation.vision), organisation.vera)
     training = submitted(
         training_spec(organisation.language, num_devices=4, checkpoint_every_s=600),
         organisation.lena,
@@ -121,6 +122,7 @@ def test_the_desired_state_has_all_that_a_start_needs(
     one = by_name[session.name]
     assert (one.tool, one.base_url) == ("jupyter", f"/s/{session.pk}/")
     assert one.session_secret == session.session_secret
+    assert one.language == "ru"
     assert one.devices[0].memory_mib == 14917 * 333 // 1000
     other = by_name[training.name]
     assert other.command == ["python", "train.py"]
