@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import psutil
 
@@ -60,6 +62,19 @@ class Stack(stack.Stack):
                 pid: int = child.pid
                 return pid
         return None
+
+    @contextmanager
+    def standing_still(self, *names: str) -> Iterator[None]:
+        """These processes neither work nor are started anew."""
+        pids = [pid for name in names if (pid := self.pid_of(name)) is not None]
+        assert len(pids) == len(names)
+        try:
+            for pid in pids:
+                os.kill(pid, signal.SIGSTOP)
+            yield
+        finally:
+            for pid in pids:
+                os.kill(pid, signal.SIGCONT)
 
     def kill(self, name: str) -> None:
         """SIGKILL one process, and wait until the supervisor has it back."""
