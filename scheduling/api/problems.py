@@ -51,11 +51,11 @@ class Problem:
     errors: Sequence[FieldError] = ()
     headers: Mapping[str, str] = field(default_factory=dict)
 
-    def response(self) -> Response:
-        """The answer; its `request_id` is also in the log."""
+    def body(self) -> dict[str, object]:
+        """What is answered; its `request_id` is also in the log."""
         request_id = str(uuid.uuid4())
         logger.info("refused", extra={"code": self.code, "request_id": request_id})
-        body = {
+        return {
             "type": "about:blank",
             "title": HTTPStatus(self.status).phrase,
             "status": self.status,
@@ -64,7 +64,11 @@ class Problem:
             "request_id": request_id,
             "errors": [asdict(error) for error in self.errors],
         }
-        headers = {**self.headers, "X-Request-Id": request_id}
+
+    def response(self) -> Response:
+        """The answer of a view."""
+        body = self.body()
+        headers = {**self.headers, "X-Request-Id": str(body["request_id"])}
         return Response(body, status=self.status, headers=headers, content_type=CONTENT_TYPE)
 
 

@@ -6,7 +6,7 @@ import io
 import json
 
 import pytest
-from django.core.management import call_command
+from django.core.management import CommandError, call_command
 
 from scheduling.core.cycle import plan
 from scheduling.core.types import Policy
@@ -64,3 +64,12 @@ def test_the_plan_for_it_holds_all_invariants() -> None:
 
 def test_the_99th_percentile_of_few_is_the_largest() -> None:
     assert figure([3.0, 1.0, 2.0], "s")["p99"] == 3.0
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "value"),
+    [("cycle", "--nodes", "0"), ("reclaim", "--pending", "-5"), ("swap", "--wakes", "-1")],
+)
+def test_a_size_that_cannot_be_is_refused_by_name(name: str, option: str, value: str) -> None:
+    with pytest.raises(CommandError, match=f"{option}: {value} is less than"):
+        call_command("bench", name, f"{option}={value}")

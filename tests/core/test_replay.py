@@ -64,7 +64,13 @@ def test_unreadable_wins_over_failed_and_prints_nothing(failing: str, broken: st
 
 @pytest.mark.parametrize(
     ("content", "problem"),
-    [(b"{", "not JSON"), (b"\xff\xfe", "not UTF-8"), (b"[" * 100_000, "nested too deeply")],
+    [
+        (b"{", "not JSON"),
+        (b"\xff\xfe", "not UTF-8"),
+        (b"[" * 100_000, "nested too deeply"),
+        (b'{"id": "x", "id": "y"}', "the field 'id' is named twice in one object"),
+    ],
+    ids=["cut off", "not UTF-8", "nested", "named twice"],
 )
 def test_what_is_no_json(tmp_path: Path, content: bytes, problem: str) -> None:
     path = tmp_path / "bad.json"
@@ -72,6 +78,29 @@ def test_what_is_no_json(tmp_path: Path, content: bytes, problem: str) -> None:
     status, lines, errors = replay(str(path))
     assert (status, lines) == (2, [])
     assert errors[0].startswith(f"{path}: $: {problem}")
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "problem"),
+    [
+        ("id", "\ud800", r"$.id: '\ud800' is not Unicode text"),
+        ("cycles", 10**9, "$.cycles: 1000000000 is more than 10000"),
+    ],
+    ids=["half a character", "too many cycles"],
+)
+def test_a_slip_of_the_keyboard_neither_crashes_nor_hangs(
+    tmp_path: Path, field: str, value: object, problem: str
+) -> None:
+    scenario = json.loads((SCENARIOS / "policy.json").read_text(encoding="utf-8"))[0]
+    path = tmp_path / "odd.json"
+    path.write_text(json.dumps({**scenario, field: value}), encoding="utf-8")
+    assert replay(str(path)) == (2, [], [f"{path}: {problem}"])
+
+
+def test_a_byte_order_mark_is_no_mistake(tmp_path: Path) -> None:
+    path = tmp_path / "marked.json"
+    path.write_bytes(b"\xef\xbb\xbf" + (SCENARIOS / "policy.json").read_bytes())
+    assert replay(str(path))[0] == 0
 
 
 def test_no_such_file(tmp_path: Path) -> None:

@@ -520,6 +520,13 @@ def test_another_media_type_is_refused(api: Api) -> None:
     assert answer["Content-Type"] == "application/problem+json"
 
 
+def test_a_nul_in_an_address_is_a_problem_as_others(api: Api) -> None:
+    answer = api.get("analytics?metric=allocated_gpu_hours&project=vision%00")
+    assert answer.status_code == 400
+    assert answer["Content-Type"] == "application/problem+json"
+    assert answer.json()["code"] == "nul_in_address"
+
+
 # ---------------------------------------------------------------- the document
 
 

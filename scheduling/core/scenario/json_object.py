@@ -36,14 +36,18 @@ class JsonObject:
         value = self.get(name)
         if not isinstance(value, str) or not value:
             raise self.fail(name, f"a text that is not empty is needed, not {shown(value)}")
+        if not is_unicode(value):
+            raise self.fail(name, f"{value!a} is not Unicode text")
         return value
 
-    def integer(self, name: str, minimum: int | None = None) -> int:
+    def integer(self, name: str, minimum: int | None = None, maximum: int | None = None) -> int:
         value = self.get(name)
         if isinstance(value, bool) or not isinstance(value, int):
             raise self.fail(name, f"a whole number is needed, not {shown(value)}")
         if minimum is not None and value < minimum:
             raise self.fail(name, f"{value} is less than {minimum}")
+        if maximum is not None and value > maximum:
+            raise self.fail(name, f"{value} is more than {maximum}")
         return value
 
     def optional_integer(self, name: str, minimum: int | None = None) -> int | None:
@@ -81,6 +85,8 @@ class JsonObject:
         for value, path in self.items(name):
             if not isinstance(value, str) or not value:
                 raise ScenarioError(path, f"a text is needed, not {shown(value)}")
+            if not is_unicode(value):
+                raise ScenarioError(path, f"{value!a} is not Unicode text")
             result.append(value)
         return result
 
@@ -97,6 +103,11 @@ class JsonObject:
         for name in self._fields:
             if name not in self._known:
                 raise self.fail(name, "this field is unknown")
+
+
+def is_unicode(value: str) -> bool:
+    """Whether it can be written in UTF-8: JSON lets half a surrogate pair through."""
+    return not any("\ud800" <= character <= "\udfff" for character in value)
 
 
 def kind_of(value: object) -> str:

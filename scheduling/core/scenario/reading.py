@@ -47,6 +47,8 @@ from scheduling.core.types import (
 )
 
 FORMAT = "scenario/1"
+# Far beyond any machine and any patience; a file with a slip of the keyboard must not hang.
+MAX_GPUS, MAX_CYCLES = 1024, 10_000
 OUTCOMES = ("kept", "moved", "evicted", "placed", "waits", "lent", "recalled")
 
 
@@ -147,8 +149,10 @@ class _Reader:
         loans = self._loans(workloads)
         now_s = root.number("now_s") if root.has("now_s") else 0.0
         policy = read_policy(root.child("policy")) if root.has("policy") else Policy()
-        cycles = root.integer("cycles", 1) if root.has("cycles") else 2
-        stable_cycles = root.integer("stable_cycles", 0) if root.has("stable_cycles") else 5
+        cycles = root.integer("cycles", 1, MAX_CYCLES) if root.has("cycles") else 2
+        stable_cycles = (
+            root.integer("stable_cycles", 0, MAX_CYCLES) if root.has("stable_cycles") else 5
+        )
         activity = None
         if root.has("activity"):
             activity = read_activity(root.child("activity"), [w.id for w in workloads], now_s)
@@ -174,7 +178,7 @@ class _Reader:
             raise entry.fail("name", f"there is already a node {name!r}")
         node = Node(
             name=NodeName(name),
-            num_devices=entry.integer("gpus", 0),
+            num_devices=entry.integer("gpus", 0, MAX_GPUS),
             gpu_memory_mib=entry.integer("gpu_memory_mib", 0),
             cpu_milli=entry.integer("cpu_milli", 0),
             memory_mib=entry.integer("memory_mib", 0),

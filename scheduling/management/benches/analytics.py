@@ -17,7 +17,7 @@ from projects.models import User
 from scheduling.analytics import answer, keeping, query
 from scheduling.analytics.metrics import METRICS, Group
 from scheduling.management.benches.database import own_servers, sizes
-from scheduling.management.benches.figures import Bench, Report, figure, repeat
+from scheduling.management.benches.figures import Bench, Report, at_least, figure, repeat
 from scheduling.management.benches.year import Year, build, counted
 
 TARGET_S = 0.3
@@ -148,8 +148,8 @@ def _room(gpus: int, days: int) -> dict[str, dict[str, object]]:
 
 
 def _add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("--gpus", type=int, default=1000)
-    parser.add_argument("--days", type=int, default=365)
+    parser.add_argument("--gpus", type=at_least(1), default=1000)
+    parser.add_argument("--days", type=at_least(1), default=365)
     parser.add_argument("--seed", type=int, default=1)
 
 

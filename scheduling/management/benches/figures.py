@@ -7,7 +7,7 @@ import platform
 import resource
 import statistics
 import time
-from argparse import ArgumentParser
+from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,6 +22,21 @@ class Report:
     params: Mapping[str, object]
     figures: Mapping[str, Mapping[str, object]]
     phases: Mapping[str, float]
+
+
+def at_least(minimum: int) -> Callable[[str], int]:
+    """The type of a bench's option."""
+
+    def read(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            raise ArgumentTypeError(f"a whole number is needed, not {text!r}") from None
+        if value < minimum:
+            raise ArgumentTypeError(f"{value} is less than {minimum}")
+        return value
+
+    return read
 
 
 @dataclass(frozen=True, slots=True)

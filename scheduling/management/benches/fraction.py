@@ -19,7 +19,7 @@ from scheduling.agent.fraction import build
 from scheduling.agent.fraction import limits as limits_file
 from scheduling.agent.fraction.limits import GpuLimit, Limits
 from scheduling.agent.fraction.region import Region
-from scheduling.management.benches.figures import Bench, Report, figure
+from scheduling.management.benches.figures import Bench, Report, at_least, figure
 
 _UUID = "GPU-5f0c0000-0000-4000-8000-000000000000"
 _GIB = 2**30
@@ -30,7 +30,7 @@ _CALLER = Path(__file__).with_name("fraction_calls.c")
 
 
 def _arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("--calls", type=int, default=20_000, help="calls per run and kind")
+    parser.add_argument("--calls", type=at_least(1), default=20_000, help="calls per run and kind")
     parser.add_argument(
         "--processes", type=int, default=1, help="of the session, beside each other"
     )

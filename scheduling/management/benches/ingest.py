@@ -18,7 +18,7 @@ from django.db import connection
 
 from scheduling.agent.protocol import ReceivedBatch, SampleBatch, decode, encode
 from scheduling.management.benches.database import cpu_s, own_servers, sizes
-from scheduling.management.benches.figures import Bench, Report, figure
+from scheduling.management.benches.figures import Bench, Report, at_least, figure
 from telemetry import rollups
 from telemetry.ingestion import ingest
 from telemetry.messages import Sample
@@ -138,9 +138,11 @@ def _num_rows() -> int:
 
 
 def _add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("--devices", type=int, default=1000)
-    parser.add_argument("--seconds", type=int, default=600, help="of samples, every 5 s, per run")
-    parser.add_argument("--backlog", type=int, default=120, help="rounds in one message")
+    parser.add_argument("--devices", type=at_least(1), default=1000)
+    parser.add_argument(
+        "--seconds", type=at_least(5), default=600, help="of samples, every 5 s, per run"
+    )
+    parser.add_argument("--backlog", type=at_least(1), default=120, help="rounds in one message")
 
 
 BENCHES = {

@@ -39,6 +39,7 @@ from scheduling.management.benches.cluster import Maker, Size, build
 from scheduling.management.benches.figures import (
     Bench,
     Report,
+    at_least,
     figure,
     peak_rss_mib,
     phases,
@@ -168,7 +169,8 @@ def _add_arguments(parser: ArgumentParser) -> None:
     default = Size()
     for name in SIZES:
         flag = f"--{name.replace('_', '-')}"
-        parser.add_argument(flag, type=int, default=getattr(default, name))
+        least = 1 if name in ("nodes", "gpus_per_node", "projects") else 0
+        parser.add_argument(flag, type=at_least(least), default=getattr(default, name))
     parser.add_argument(
         "--database", action="store_true", help="read from and record in a PostgreSQL of its own"
     )

@@ -31,7 +31,7 @@ from websockets.typing import Origin
 
 from scheduling.agent.protocol import DeviceReport, NodeReport, Report, SampleBatch, encode
 from scheduling.management.benches import figures
-from scheduling.management.benches.figures import Bench, figure
+from scheduling.management.benches.figures import Bench, at_least, figure
 from scheduling.management.stack import Stack, running
 from telemetry.messages import Sample
 
@@ -329,11 +329,13 @@ def used_cpu_s(process: int) -> float:
 
 
 def _add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("--gpus", type=int, default=1000)
-    parser.add_argument("--clients", type=int, default=100, help="so many open pages")
+    parser.add_argument("--gpus", type=at_least(1), default=1000)
+    parser.add_argument("--clients", type=at_least(1), default=100, help="so many open pages")
     parser.add_argument("--seconds", type=float, default=30.0, help="for so long it is measured")
     parser.add_argument("--every", type=float, default=5.0, help="s between samples of a node")
-    parser.add_argument("--agents", type=int, default=4, help="send them; each has its own nodes")
+    parser.add_argument(
+        "--agents", type=at_least(1), default=4, help="send them; each has its own nodes"
+    )
 
 
 BENCHES = {"stream": Bench("a thousand GPUs on a hundred open pages", _add_arguments, stream, 1, 0)}

@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx
 
-from scheduling.management.benches.figures import Bench, Report, figure
+from scheduling.management.benches.figures import Bench, Report, at_least, figure
 from scheduling.management.stack import Stack, running, until
 
 READY_LIMIT_S = 120.0
@@ -159,9 +159,9 @@ def _phases(all_times: Sequence[Sequence[float]], names: Sequence[str]) -> dict[
 
 
 def _add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("--count", type=int, default=20, help="so many trainings")
-    parser.add_argument("--sessions", type=int, default=5, help="so many sessions")
-    parser.add_argument("--reclaims", type=int, default=5, help="so many GPUs taken back")
+    parser.add_argument("--count", type=at_least(1), default=20, help="so many trainings")
+    parser.add_argument("--sessions", type=at_least(0), default=5, help="so many sessions")
+    parser.add_argument("--reclaims", type=at_least(0), default=5, help="so many GPUs taken back")
 
 
 BENCHES = {

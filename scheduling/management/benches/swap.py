@@ -44,7 +44,7 @@ from scheduling.agent.swap.loans import Loans
 from scheduling.agent.swap.movers import Movers
 from scheduling.agent.swap.moves import Ground
 from scheduling.management.benches import week
-from scheduling.management.benches.figures import Bench, Report, figure
+from scheduling.management.benches.figures import Bench, Report, at_least, figure
 
 TARGET_S = 0.1
 LENDER_MIB, BORROWER_MIB = 256, 512
@@ -267,10 +267,12 @@ async def _measure(root: Path, num_wakes: int, warmup: int) -> tuple[_Bench, lis
 
 
 def _arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("--wakes", type=int, default=500)
-    parser.add_argument("--days", type=int, default=0, help="of sessions whose GPUs are lent")
-    parser.add_argument("--sessions", type=int, default=40)
-    parser.add_argument("--devices", type=int, default=4)
+    parser.add_argument("--wakes", type=at_least(0), default=500)
+    parser.add_argument(
+        "--days", type=at_least(0), default=0, help="of sessions whose GPUs are lent"
+    )
+    parser.add_argument("--sessions", type=at_least(1), default=40)
+    parser.add_argument("--devices", type=at_least(1), default=4)
     parser.add_argument("--seed", type=int, default=1)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from django.core.management.base import BaseCommand
 
 from scheduling.management import benches
-from scheduling.management.benches.figures import FORMAT, Bench, Report, machine
+from scheduling.management.benches.figures import FORMAT, Bench, Report, at_least, machine
 
 
 class Command(BaseCommand):
@@ -29,8 +29,8 @@ class Command(BaseCommand):
         for name, bench in sorted(all_benches().items()):
             chosen = names.add_parser(name, help=bench.about)
             bench.add_arguments(chosen)
-            chosen.add_argument("--runs", type=int, default=bench.runs)
-            chosen.add_argument("--warmup", type=int, default=bench.warmup)
+            chosen.add_argument("--runs", type=at_least(1), default=bench.runs)
+            chosen.add_argument("--warmup", type=at_least(0), default=bench.warmup)
             chosen.add_argument("--json", action="store_true", help="print one JSON object")
 
     def handle(self, *_args: Any, **options: Any) -> None:

@@ -8,6 +8,8 @@ import dataclasses
 import json
 import sys
 from argparse import ArgumentParser
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,8 +73,18 @@ class Command(BaseCommand):
 
 
 def _read(name: str) -> list[Scenario]:
-    with Path(name).open(encoding="utf-8") as file:
-        return load_scenarios(json.load(file))
+    # Editors of another system may begin a file with a byte order mark.
+    with Path(name).open(encoding="utf-8-sig") as file:
+        return load_scenarios(json.load(file, object_pairs_hook=_named_once))
+
+
+def _named_once(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
+    """An object whose fields are named once each; JSON itself would keep the last."""
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        ((twice, _count),) = Counter(name for name, _ in pairs).most_common(1)
+        raise ValueError(f"the field {twice!r} is named twice in one object")
+    return fields
 
 
 def _problem(error: Exception) -> str:

@@ -4,15 +4,14 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-
     dependencies = [
-        ('scheduling', '0014_packed_cycles'),
+        ("scheduling", "0015_usage_months_in_place"),
     ]
 
     operations = [
         migrations.AddField(
-            model_name='workload',
-            name='language',
-            field=models.CharField(blank=True, default='', editable=False, max_length=16),
+            model_name="workload",
+            name="language",
+            field=models.CharField(blank=True, default="", editable=False, max_length=16),
         ),
     ]
