@@ -274,7 +274,7 @@ class Connection:
             while not back.done() and not dropped.done():
                 self._gpus.wake_for_cell(self.attempt_id)
                 waited_s = round(time.monotonic() - began_s)
-                await self._write_line(request, self._coming(waited_s))
+                await self._write_line(request, self._coming(waited_s), is_held=True)
                 await asyncio.wait(
                     {back, dropped},
                     timeout=_TELL_EVERY_S,
@@ -305,10 +305,12 @@ class Connection:
             return self._text("coming").format(s=waited_s)
         return self._text("coming_about").format(s=waited_s, about=max(1, round(about_s)))
 
-    async def _write_line(self, request: Header, text: str) -> None:
+    async def _write_line(self, request: Header, text: str, *, is_held: bool = False) -> None:
         """One line, written over itself: clients honour the carriage return."""
         erased = "\r" + " " * 60 + "\r"
-        await self._say(request, "stream", {"name": "stderr", "text": f"{erased}{text}"})
+        await self._say(
+            request, "stream", {"name": "stderr", "text": f"{erased}{text}"}, is_held=is_held
+        )
 
     async def _answer_dropped(self, waiting: _Waiting) -> None:
         """As the kernel answers a request that fails; what wants no answer gets none."""
@@ -325,8 +327,12 @@ class Connection:
         await self._say(request, f"{kind.removesuffix('_request')}_reply", reply)
         await self._say(request, "status", {"execution_state": "idle"})
 
-    async def _say(self, request: Header, kind: str, content: dict[str, Any]) -> None:
-        data = kernel_messages.answer(request, kind, content, subprotocol=self._subprotocol)
+    async def _say(
+        self, request: Header, kind: str, content: dict[str, Any], *, is_held: bool = False
+    ) -> None:
+        data = kernel_messages.answer(
+            request, kind, content, subprotocol=self._subprotocol, is_held=is_held
+        )
         name = "text" if isinstance(data, str) else "bytes"
         with suppress(ClientGoneError, OSError):
             await self._send({"type": "websocket.send", name: data})

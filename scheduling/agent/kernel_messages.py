@@ -13,6 +13,7 @@ from __future__ import annotations
 import itertools
 import struct
 import uuid
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -21,6 +22,12 @@ import msgspec
 
 V1: Final = "v1.kernel.websocket.jupyter.org"
 SHELL, CONTROL, IOPUB = "shell", "control", "iopub"
+OWN: Final = "allot"
+"""Session of what the relay says itself."""
+OWN_MARK: Final = f'"session":"{OWN}"'
+"""So it is written; within a text the quotes would be escaped."""
+HELD: Final = "held_cell"
+"""In the header of what is said of a request that waits in the relay: its id."""
 _MAX_PARTS = 4096
 
 # JSON objects of Jupyter's many message types, hence Any.
@@ -78,18 +85,25 @@ def _read_v1(data: bytes) -> KernelMessage:
 
 
 def answer(
-    request: Header, kind: str, content: dict[str, Any], *, subprotocol: str | None
+    request: Header,
+    kind: str,
+    content: dict[str, Any],
+    *,
+    subprotocol: str | None,
+    is_held: bool = False,
 ) -> str | bytes:
-    """A message as the kernel would send it in answer to a request."""
+    """A message as the kernel would send it in answer to a request, one that is held perhaps."""
     channel = SHELL if kind.endswith("_reply") else IOPUB
     header = {
         "msg_id": uuid.uuid4().hex,
         "msg_type": kind,
-        "session": "allot",
-        "username": "allot",
+        "session": OWN,
+        "username": OWN,
         "date": datetime.now(UTC).isoformat(),
         "version": "5.3",
     }
+    if is_held:
+        header[HELD] = str(request.get("msg_id", ""))
     parts = [header, request, {}, content]
     if subprotocol == V1:
         return _write_v1(channel, [msgspec.json.encode(part) for part in parts])
@@ -101,6 +115,17 @@ def answer(
         "buffers": [],
     }
     return msgspec.json.encode(message).decode()
+
+
+def failed(
+    request: Header, name: str, text: str, *, subprotocol: str | None
+) -> Iterable[str | bytes]:
+    """What a kernel answers to a cell that fails, from its output to the end."""
+    error = {"ename": name, "evalue": text, "traceback": [f"{name}: {text}"]}
+    reply = {"status": "error", "execution_count": None, **error}
+    idle = {"execution_state": "idle"}
+    for kind, content in (("error", error), ("execute_reply", reply), ("status", idle)):
+        yield answer(request, kind, content, subprotocol=subprotocol)
 
 
 def _write_v1(channel: str, parts: list[bytes]) -> bytes:

@@ -15,6 +15,7 @@ from django.core.exceptions import DisallowedHost
 from django.core.handlers.asgi import ASGIRequest
 from django.db import Error as DatabaseError
 
+from scheduling.agent.cells import CHANNELS
 from scheduling.agent.forward import (
     Answer,
     Client,
@@ -34,6 +35,7 @@ from scheduling.agent.forward import (
 from scheduling.agent.relay import OWN_ANSWER_HEADER
 from scheduling.proxy.access import Refusal, SessionFinder, SessionTarget, Why
 from scheduling.proxy.headers import back_headers, is_from_here, onward_headers
+from scheduling.proxy.held import HeldCells
 from scheduling.proxy.pages import refuse
 
 log = logging.getLogger(__name__)
@@ -123,12 +125,16 @@ class SessionProxy:
                 raise UnreachableError(f"the relay answers {answer.status}")
             return Answer(answer.status, back_headers(answer, f"/s/{target.workload_id}/"))
 
+        held = HeldCells(visit.client, visit.request)
+
         async def until_refused() -> Close:
             refusal = await self._until_refused(visit, target)
+            held.is_closed_by_us = True
             return Close(refusal.why.close_code, refusal.why.value)
 
         if scope["type"] == "websocket":
-            await forward_websocket(visit.client, onward, rewrite=rewrite, until=until_refused)
+            client = held.client if CHANNELS.fullmatch(visit.raw_path) else visit.client
+            await forward_websocket(client, onward, rewrite=rewrite, until=until_refused)
         else:
             await self._forwarder.forward(
                 visit.client, onward, rewrite=rewrite, until=until_refused

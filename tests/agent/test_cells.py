@@ -185,6 +185,9 @@ async def test_a_cell_waits_says_so_and_runs_once_the_gpu_is_back(
     assert (await kernel.reply(request))["status"] == "ok"
     assert kernel.printed(request) == "42\n"
     assert "Your GPU came back after 1." in kernel.printed(request, "stderr")
+    marks = [each["header"].get("held_cell") for each in kernel.of(request, "stream")]
+    assert marks[0] == request, "the web says so, should the agent die meanwhile"
+    assert marks[-2:] == [None, None]
     assert host.cells.num_held("a1") == 0
 
 

@@ -11,6 +11,7 @@ import hashlib
 import json
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,17 +24,27 @@ from django.contrib.sessions.models import Session
 from django.test import Client as Browser
 from django.utils import timezone
 from websockets.asyncio.client import connect
+from websockets.asyncio.server import ServerConnection, unix_serve
 from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.typing import Subprotocol
 
 from config.asgi import application as web_process
 from projects.models import Membership, Project, Role, User, WorkloadKind
+from scheduling.agent import kernel_messages
 from scheduling.agent.forward import SERVER_OPTIONS
 from scheduling.agent.relay import RELAY_SERVER_OPTIONS, SessionEndpoint, create_app
 from scheduling.models import Attempt, AttemptPhase, Node, Phase, Workload, Zone
 from scheduling.proxy import SessionProxy
 from scheduling.proxy import application as session_proxy
 from scheduling.proxy.access import Refusal, SessionTarget, Why, find_session
-from tests.jupyter import KERNEL_PROTOCOL, run_cell, running_jupyter
+from tests.jupyter import (
+    KERNEL_PROTOCOL,
+    execution,
+    pack_v1,
+    run_cell,
+    running_jupyter,
+    unpack_v1,
+)
 from tests.serving import Host, TalkingUpstream, served
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -500,6 +511,67 @@ async def test_an_agent_that_is_away_is_said_in_words(world: World, folder: Path
     with pytest.raises(InvalidStatus) as refused:
         await world.open_socket()
     assert refused.value.response.status_code == 502
+
+
+@pytest.mark.parametrize("framing", ["", KERNEL_PROTOCOL], ids=["json", "v1"])
+@pytest.mark.parametrize("is_back", [False, True], ids=["held", "back"])
+async def test_a_cell_held_by_an_agent_that_dies_is_said_not_to_have_run(
+    world: World, folder: Path, framing: str, is_back: bool
+) -> None:
+    """What ran before it, or passed on to the kernel already, is not spoken of."""
+
+    async def relay(socket: ServerConnection) -> None:
+        asked = []
+        async for raw in socket:
+            read = kernel_messages.read(raw, socket.subprotocol)
+            assert read is not None
+            asked.append(read.header)
+            if len(asked) == 3:
+                break
+        for is_held in (True, False) if is_back else (True,):
+            content = {"name": "stderr", "text": "…"}
+            await socket.send(
+                kernel_messages.answer(
+                    asked[1], "stream", content, subprotocol=socket.subprotocol, is_held=is_held
+                )
+            )
+        await socket.send("nothing of Jupyter's")
+        socket.transport.abort()
+
+    path = folder / "dying.sock"
+    protocols = [Subprotocol(KERNEL_PROTOCOL)] if framing else None
+    async with unix_serve(relay, str(path), subprotocols=protocols):
+        await Zone.objects.aupdate(relay_url=f"unix:{path}")
+        headers = {
+            "Cookie": f"{settings.SESSION_COOKIE_NAME}={world.login}",
+            "Accept-Language": "ru",
+        }
+        async with world.open_socket(
+            "/api/kernels/k/channels",
+            additional_headers=headers,
+            subprotocols=[framing] if framing else None,
+        ) as socket:
+            cells = [execution(code) for code in ("a", "b", "c")]
+            for cell in cells:
+                await socket.send(pack_v1(cell) if framing else json.dumps(cell))
+            seen = []
+            with suppress(ConnectionClosed):
+                while True:
+                    raw = await socket.recv()
+                    if raw != "nothing of Jupyter's":
+                        seen.append(unpack_v1(raw) if isinstance(raw, bytes) else json.loads(raw))
+            assert socket.close_code == 1014
+    said = [
+        (each["parent_header"]["msg_id"], each["header"]["msg_type"])
+        for each in seen
+        if each["header"]["msg_type"] != "stream"
+    ]
+    kinds = ("error", "execute_reply", "status")
+    lost = [] if is_back else [cell["header"]["msg_id"] for cell in cells[1:]]
+    assert said == [(name, kind) for name in lost for kind in kinds]
+    for each in seen:
+        if each["header"]["msg_type"] == "error":
+            assert "Ячейка не выполнялась" in each["content"]["traceback"][0]
 
 
 async def test_an_agent_with_a_new_secret_is_reached_as_soon_as_it_is_known(
