@@ -189,7 +189,7 @@ def _plan_once(warm: Warm | None) -> Plan:
     marks = [time.monotonic()]
     if warm is not None:
         warm.drop()
-    mark = warm.begin() if warm is not None else 0
+    mark = warm.begin() if warm is not None else ""
     taken = take_snapshot()
     marks.append(time.monotonic())
     with_estimates = marks[0] - _estimated.at >= ESTIMATES_EVERY_S

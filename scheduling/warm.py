@@ -50,7 +50,7 @@ class Warm:
         self._planner: WarmPlanner | None = None
         self._taken: Taken | None = None
         self._arrived: list[core.Workload] = []
-        self._mark = 0
+        self._mark = ""
         self._own: set[int] = set()
         self._since = 0.0
         self._last: tuple[Taken, list[core.Workload]]
@@ -67,11 +67,11 @@ class Warm:
         is_old = time.monotonic() - self._since > MAX_AGE_S / 2
         return is_old or not self._planner.is_valid(timezone.now().timestamp())
 
-    def begin(self) -> int:
+    def begin(self) -> str:
         """The mark to be given to `keep`, before the snapshot is taken."""
         return feed.mark()
 
-    def keep(self, mark: int, taken: Taken, planner: WarmPlanner) -> None:
+    def keep(self, mark: str, taken: Taken, planner: WarmPlanner) -> None:
         """Keep a full cycle's planner, if it can be asked on."""
         self.drop()
         if planner.is_warm:
@@ -120,7 +120,7 @@ class Warm:
             self.drop()
             return None
         self._mark = changes.mark
-        self._own = {xid for xid in self._own if xid >= changes.mark}
+        self._own.clear()
         return self._decide(planner, arrived) if arrived else []
 
     def _only_arrivals(self, changes: feed.Changes) -> list[uuid.UUID] | None:

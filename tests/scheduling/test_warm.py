@@ -164,3 +164,10 @@ def test_a_transaction_that_commits_late_is_not_missed(
     assert any(kind == "node" for _, kind, _, _ in feed.since(mark).rows)
     assert warm.answer() is None
     assert Node.objects.filter(state=NodeState.CORDONED).exists()
+
+
+def test_a_transaction_that_stays_open_makes_nothing_new_again(organisation: Organisation) -> None:
+    with psycopg.connect(**connection.get_connection_params()) as other:
+        other.execute("SELECT pg_current_xact_id()")
+        Node.objects.update(state=NodeState.CORDONED)
+        assert feed.since(feed.mark()).rows == ()
