@@ -1,27 +1,33 @@
-"""Refuse addresses that no page can mean."""
+"""Say in words what PostgreSQL says of an address that it cannot compare with."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from urllib.parse import unquote
 
-from django.core.exceptions import BadRequest
-from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.db import DataError
+from django.http import HttpRequest, HttpResponse, HttpResponseBase, JsonResponse
 from django.utils.translation import gettext as _
+from django.views.defaults import bad_request
 
 from scheduling.api.problems import CONTENT_TYPE, Problem
 
 
-class NoNulMiddleware:
-    """Answers 400 to an address with a NUL in it, which PostgreSQL cannot even compare with."""
+class NulMiddleware:
+    """Answers 400 where a NUL in the address came as far as the database, which knows none."""
 
     def __init__(self, get_response: Callable[[HttpRequest], HttpResponse]) -> None:
         self.get_response = get_response
 
     def __call__(self, request: HttpRequest) -> HttpResponse:
-        if "\0" not in unquote(request.get_full_path()):
-            return self.get_response(request)
+        return self.get_response(request)
+
+    def process_exception(self, request: HttpRequest, error: Exception) -> HttpResponseBase | None:
+        """Django's hook: None leaves an error to others."""
+        is_nul = isinstance(error, DataError | ValueError)
+        if not is_nul or "\0" not in unquote(request.get_full_path()):
+            return None
         if not request.path.startswith("/api/"):
-            raise BadRequest("NUL in the address")
+            return bad_request(request, error)
         problem = Problem(400, "nul_in_address", _("An address cannot contain a NUL character."))
         return JsonResponse(problem.body(), status=problem.status, content_type=CONTENT_TYPE)

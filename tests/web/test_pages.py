@@ -127,7 +127,7 @@ def test_addresses_of_nothing_are_not_found(scene: Scene, path: str) -> None:
     assert browser(scene.admin).get(path).status_code == 404
 
 
-@pytest.mark.parametrize("path", ["/workloads?search=%00", "/nodes/%00", "/%00"])
+@pytest.mark.parametrize("path", ["/workloads?project=%00", "/nodes/%00"])
 def test_a_nul_in_an_address_is_refused_in_words(scene: Scene, path: str) -> None:
     response = browser(scene.admin).get(path)
     assert response.status_code == 400
@@ -201,7 +201,7 @@ def test_filters_narrow_the_list(scene: Scene) -> None:
     assert names("project=language") == {"broken", "borrower"}
     assert names("owner=me") == set()
     assert "explore" in names("state=nonsense&kind=nonsense&after=nonsense")
-    assert "Nothing matches" in text_of(client.get("/workloads?search=%01\N{SNOWMAN}"))
+    assert "Nothing matches" in text_of(client.get("/workloads?search=%00\N{SNOWMAN}"))
 
 
 def test_the_list_is_walked_without_gaps_or_repeats(scene: Scene) -> None:
