@@ -170,9 +170,14 @@ class Loans:
         return [running for running in self._loans.values() if not running.record.is_over]
 
     def borrows(self, attempt_id: str) -> bool:
-        """Whether devices were lent to an attempt, or are about to be."""
+        """Whether devices were lent to an attempt, or are about to be.
+
+        Who was refused waits for the orchestrator to take it back: it must not slip onto the same
+        devices when they are lent to another.
+        """
         return any(
             running.record.loan.borrower_attempt_id == attempt_id
+            and running.record.state != LoanState.REFUSED
             for running in self._loans.values()
         )
 
