@@ -108,7 +108,7 @@ def new_session_by_form(page: Page, stack: Stack, name: str) -> str:
     page.get_by_label("Name", exact=True).fill(name)
     page.get_by_label("CPU, cores").fill("2")
     page.get_by_label("Memory, GiB", exact=True).fill("2")
-    pane = page.locator("#form-pane, [data-pane], aside").first
+    pane = page.locator("#form-pane")
     expect(pane).to_contain_text(re.compile("starts now", re.I))
     expect(pane).to_contain_text(re.compile("hour|an hour|/ ?h", re.I))
     page.get_by_role("button", name="Start session").click()
