@@ -155,6 +155,7 @@ def undisturbed_loss() -> str:
 
 
 def test_the_story(stack: Stack, person: People, browser: Browser) -> None:
+    stop_everything(stack)  # Tests run in any order, and what an earlier one left holds devices.
     session = a_session_by_form(stack, person, browser)
     sessions = [session, *three_more_thirds(stack)]
     borrower = a_training_borrows(stack, person)

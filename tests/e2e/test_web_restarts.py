@@ -14,8 +14,9 @@ pytestmark = [pytest.mark.e2e, pytest.mark.alone]
 
 OPEN = "() => document.querySelector('%s').dataset.state === 'open'"
 HELD = "document.querySelector('[data-sum=held]').textContent"
-NEWEST = """Math.max(...[...document.querySelectorAll('#metrics .chart-plot')].flatMap(plot =>
-  plot.data.map(line => new Date(line.x.at(-1)).getTime())))"""
+# 0 while no line has a point: a young workload's charts are empty.
+NEWEST = """Math.max(0, ...[...document.querySelectorAll('#metrics .chart-plot')].flatMap(plot =>
+  plot.data.filter(line => line.x.length).map(line => new Date(line.x.at(-1)).getTime())))"""
 
 # A browser says by itself that nobody answers meanwhile; no script can keep it from that.
 AWAY = ("WebSocket connection to", "Failed to load resource")
@@ -45,6 +46,7 @@ def test_open_pages_survive_a_restart_of_web(stack: Stack, person: People) -> No
     workload.goto(f"/workloads/{first}")
     workload.wait_for_function(OPEN % "[data-live-state]")
     workload.wait_for_selector("#metrics .chart-plot .main-svg", state="attached")
+    workload.wait_for_function(f"() => {NEWEST} > 0")
     for page in (live, workload):
         page.evaluate("window.isTheSame = true")
     held, newest = live.evaluate(HELD), workload.evaluate(NEWEST)
