@@ -247,17 +247,14 @@ def _mechanisms(gpus: list[_Gpu], installation: Installation) -> Iterator[Findin
     """What holds fractions here and what swaps, as the agent chooses it; the latter without why."""
     found = isolation.probe(Folders(installation.var, installation.run))
     hierarchy = found.cgroups
-    try:
-        can_build = bool(build.compiler() or build.build(installation.var / "doctor"))
-    except build.BuildError:
-        can_build = False
+    lacking = _lacking_libraries()
     facts = Facts(
         driver=min((gpu.driver for gpu in gpus), default=int(DRIVER.split(".")[0])),
         capability=min((gpu.capability for gpu in gpus), default=TURING),
         has_mig=any(gpu.has_mig for gpu in gpus),
         has_cgroup_v2=hierarchy is not None and hierarchy.version == 2,
         can_mount=found.has_namespaces,
-        can_build=can_build,
+        why_not_built=lacking.code if lacking else "",
         is_x86=platform.machine() == "x86_64",
     )
     if hierarchy is not None:
@@ -269,7 +266,7 @@ def _mechanisms(gpus: list[_Gpu], installation: Installation) -> Iterator[Findin
         choice.fraction != "none",
         where
         + describe_fraction(choice.fraction, choice.fraction_note, shares_time=choice.shares_time),
-        "apt-get install gcc libc6-dev, for the library that holds workloads to their share",
+        f"{lacking or ''}; or put prebuilt libraries there: docs/fractions.md",
     )
     yield Finding(
         "Swap",
@@ -277,6 +274,14 @@ def _mechanisms(gpus: list[_Gpu], installation: Installation) -> Iterator[Findin
         where + describe_swap(choice.swap, choice.swap_note),
         f"NVIDIA driver {CHECKPOINT_DRIVER} or newer, and no MIG",
     )
+
+
+def _lacking_libraries() -> build.BuildError | None:
+    try:
+        build.check()
+    except build.BuildError as error:
+        return error
+    return None
 
 
 def _cgroups() -> Finding:

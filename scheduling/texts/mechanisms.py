@@ -29,12 +29,23 @@ _FRACTIONS: Final[Mapping[str, Text]] = {
         "A preloaded library holds programs to their share; some can avoid it, since this node "
         "allows no mounts for workloads."
     ),
-    "none": lambda: _(
-        "Nothing holds sessions to their share: this node has no C compiler to build the library "
-        "that would, and no prebuilt one."
-    ),
     "mig": lambda: _(
         "MIG: the hardware divides the device into instances, each a device of its own."
+    ),
+}
+_NOT_HELD: Final[Mapping[str, Text]] = {
+    "no_compiler": lambda: _(
+        "Nothing holds sessions to their share: this node has no C compiler to build the library "
+        "that would, and no prebuilt one. Install gcc and libc6-dev there, then restart its agent."
+    ),
+    "compiler_failed": lambda: _(
+        "Nothing holds sessions to their share: this node's C compiler failed to build the library "
+        "that would, and there is no prebuilt one. Its agent's log has the compiler's words."
+    ),
+    "unfit_prebuilt": lambda: _(
+        "Nothing holds sessions to their share: this node cannot build the library that would, and "
+        "the prebuilt one was refused: it is of another version of Allot, another kind of machine, "
+        "or damaged. Its agent's log says which."
     ),
 }
 _SWAPS: Final[Mapping[str, Text]] = {
@@ -54,7 +65,8 @@ _SWAPS: Final[Mapping[str, Text]] = {
 
 def describe_fraction(mechanism: str, note: str, *, shares_time: bool) -> str:
     """How fractions are held, and why so; an unknown code as it is, empty without a GPU."""
-    text = _BY_LIBRARY.get(note) if mechanism == "proxy" else _FRACTIONS.get(mechanism)
+    by_note = {"proxy": _BY_LIBRARY, "none": _NOT_HELD}.get(mechanism)
+    text = by_note.get(note) if by_note is not None else _FRACTIONS.get(mechanism)
     if text is None:
         return ": ".join(filter(None, (mechanism, note)))
     if mechanism in ("mig", "none"):

@@ -92,7 +92,8 @@ def test_without_a_compiler_nothing_holds_fractions_and_it_says_what_to_install(
     found = findings(installation)["fractions"]
     assert not found.is_ok
     assert "no C compiler" in found.text
-    assert "apt-get install gcc" in found.remedy
+    assert "apt-get install gcc libc6-dev" in found.remedy
+    assert "no prebuilt libraries are in" in found.remedy
 
 
 @pytest.mark.gpu

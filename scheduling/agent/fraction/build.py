@@ -1,25 +1,35 @@
 """Builds the C parts with the system's compiler, once per contents, into the agent's data folder.
 
 A folder is named after the digest of all sources, the compiler and the prefix; it gets its name
-when it is whole, so that one that is there is right. Where no compiler is, a folder `prebuilt/` of
-the same names beside the sources serves; without either, fractions are not enforced and the node
-says so. Standard library only.
+when it is whole, so that one that is there is right. Where no compiler is, `prebuilt/<machine>/`
+beside the sources serves if it was made from just these sources; without either, fractions are not
+enforced and the node says so. On a machine of the same kind that has a compiler,
+
+    python -m scheduling.agent.fraction.build [FOLDER]
+
+fills that folder, or another that is then copied there. Standard library only.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
+import logging
 import os
 import platform
+import re
 import shutil
 import subprocess
+import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 from scheduling.agent.fraction import symbols
+
+log = logging.getLogger(__name__)
 
 HERE = Path(__file__).parent
 NATIVE, FAKE, PREBUILT = HERE / "native", HERE / "fake", HERE / "prebuilt"
@@ -34,10 +44,22 @@ _CUDA = ("memory", "alloc", "vmm", "arrays", "pools", "contexts", "queries", "re
          "capture")  # fmt: skip
 _FAKE_CUDA = ("core", "memory", "work", "checkpoint")
 _TIME_LIMIT_S = 120
+_MANIFEST = "manifest.json"
+_REMEDY = "on Debian and Ubuntu apt-get install gcc libc6-dev"
+# Versions of the C library whose functions a library asks for, as its dynamic section names them.
+_GLIBC = re.compile(rb"\0GLIBC_(\d+)\.(\d+)")
 
 
 class BuildError(Exception):
-    """The C parts cannot be had; says what is lacking."""
+    """The C parts cannot be had; says what is lacking.
+
+    Attributes:
+        code: `no_compiler`, `compiler_failed` or `unfit_prebuilt`; the server has a sentence each.
+    """
+
+    def __init__(self, code: str, text: str) -> None:
+        super().__init__(text)
+        self.code = code
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,26 +111,54 @@ def compiler() -> str:
     return next((found for name in _COMPILERS if (found := shutil.which(name))), "")
 
 
-def build(folder: Path, prefix: str = DEFAULT_PREFIX) -> Libraries:
-    """Build what is not there yet.
+def build(folder: Path, prefix: str = DEFAULT_PREFIX, *, prebuilt: Path = PREBUILT) -> Libraries:
+    """Build what is not there yet, or take what was built elsewhere.
 
     Args:
         folder: Where builds are kept.
         prefix: Where a session finds the limits and the real libraries.
+        prebuilt: Holds a folder per architecture, for want of a working compiler.
 
     Raises:
-        BuildError: no compiler and nothing prebuilt, or the compiler failed.
+        BuildError: no compiler, or it failed, and nothing prebuilt that fits.
     """
     found = compiler()
+    try:
+        _try(found)
+        version = _run([found, "--version"]).splitlines()[0]
+        target = folder / _digest(sources_digest(), version, prefix, platform.machine())
+        return _kept(target, lambda temporary: _compile_all(found, prefix, temporary))
+    except BuildError as error:
+        ready = _fit(prebuilt / platform.machine(), prefix, error)
+        log.info("%s: the prebuilt libraries in %s serve", error, ready)
+    # Copied, so that whoever changes them disturbs nothing that runs.
+    target = folder / _digest((ready / _MANIFEST).read_text())
+    return _kept(target, lambda temporary: shutil.copytree(ready, temporary, dirs_exist_ok=True))
+
+
+def check(prebuilt: Path = PREBUILT) -> None:
+    """Raise what `build` would, without building."""
+    try:
+        _try(compiler())
+    except BuildError as error:
+        _fit(prebuilt / platform.machine(), DEFAULT_PREFIX, error)
+
+
+def _try(found: str) -> None:
+    """See whether a compiler compiles at all; one without the C library's headers does not."""
     if not found:
-        return _prebuilt(prefix)
-    target = folder / _digest(found, prefix)
+        raise BuildError("no_compiler", "no C compiler (cc, gcc or clang) is installed")
+    _run([found, *_FLAGS, f"-I{NATIVE}", "-fsyntax-only", str(NATIVE / "limits.c")])
+
+
+def _kept(target: Path, make: Callable[[Path], object]) -> Libraries:
+    """A folder of builds, made in another that gets its name when it is whole."""
     if not target.is_dir():
-        folder.mkdir(parents=True, exist_ok=True)
-        folder.chmod(0o755)
-        temporary = Path(tempfile.mkdtemp(prefix=".building-", dir=folder))
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.parent.chmod(0o755)
+        temporary = Path(tempfile.mkdtemp(prefix=".building-", dir=target.parent))
         try:
-            _compile_all(found, prefix, temporary)
+            make(temporary)
             temporary.chmod(0o755)
             _give_name(temporary, target)
         finally:
@@ -125,23 +175,91 @@ def _give_name(temporary: Path, target: Path) -> None:
             raise
 
 
-def _prebuilt(prefix: str) -> Libraries:
-    ready = Libraries(PREBUILT / platform.machine())
-    if prefix == DEFAULT_PREFIX and ready.are_all_there():
-        return ready
-    raise BuildError(
-        "no C compiler (cc, gcc or clang) is installed and no prebuilt libraries are in "
-        f"{ready.folder}: on Debian and Ubuntu apt-get install gcc libc6-dev"
-    )
+def _digest(*parts: str) -> str:
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
-def _digest(found: str, prefix: str) -> str:
-    version = _run([found, "--version"]).splitlines()[0]
-    digest = hashlib.sha256(f"{version}\0{prefix}\0{platform.machine()}\0".encode())
+def sources_digest() -> str:
+    """Of all that libraries are made from, and how; the compiler apart."""
+    digest = hashlib.sha256()
     for path in sorted([*NATIVE.iterdir(), *FAKE.iterdir(), HERE / "symbols.py", Path(__file__)]):
         if path.is_file():
             digest.update(path.name.encode() + b"\0" + path.read_bytes())
-    return digest.hexdigest()[:16]
+    return digest.hexdigest()
+
+
+# ---------------------------------------------------------------------- built elsewhere
+
+
+def prebuild(folder: Path) -> Path:
+    """Build for other machines of this architecture; where the libraries are now.
+
+    Raises:
+        BuildError: this machine has no compiler, or it failed.
+    """
+    found, machine = compiler(), platform.machine()
+    _try(found)
+    target = folder / machine
+    shutil.rmtree(target, ignore_errors=True)
+
+    def make(temporary: Path) -> None:
+        _compile_all(found, DEFAULT_PREFIX, temporary)
+        for path in temporary.glob("*.[ch]"):
+            path.unlink()
+        manifest = {
+            "sources": sources_digest(),
+            "machine": machine,
+            "files": {path.name: _sha256(path) for path in sorted(temporary.glob("*.so*"))},
+        }
+        (temporary / _MANIFEST).write_text(json.dumps(manifest, indent=1))
+
+    return _kept(target, make).folder
+
+
+def _fit(ready: Path, prefix: str, error: BuildError) -> Path:
+    """The folder of prebuilt libraries, if they can serve instead of a compiler."""
+    if prefix != DEFAULT_PREFIX or not ready.is_dir():
+        lacking = f"{error}, and no prebuilt libraries are in {ready}: {_REMEDY}"
+        raise BuildError(error.code, lacking) from error
+    if why := _unfit(ready):
+        lacking = f"{error}, and the prebuilt libraries in {ready} are refused: {why}"
+        raise BuildError("unfit_prebuilt", lacking) from error
+    return ready
+
+
+def _unfit(ready: Path) -> str:
+    """Why prebuilt libraries cannot serve here; empty if they can."""
+    try:
+        manifest = json.loads((ready / _MANIFEST).read_text())
+        sources, machine = manifest["sources"], manifest["machine"]
+        files = dict(manifest["files"])
+        damaged = [name for name, digest in files.items() if _sha256(ready / name) != digest]
+        newest = max((_glibc_of(ready / name) for name in files), default=(0, 0))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return f"they are not whole ({error})"
+    own = tuple(int(each) for each in platform.libc_ver()[1].split(".")[:2] if each)
+    if sources != sources_digest():
+        return "they were made from other sources than this version's; build them anew"
+    if machine != platform.machine():
+        return f"they are for {machine}, not for {platform.machine()}"
+    if damaged or not Libraries(ready).are_all_there():
+        return f"they are not whole ({', '.join(damaged) or 'files are absent'})"
+    if newest > own:
+        return f"they need glibc {newest[0]}.{newest[1]} or newer; build them on an older system"
+    return ""
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _glibc_of(path: Path) -> tuple[int, int]:
+    """The newest version of the C library that a library asks for."""
+    asked = ((int(major), int(minor)) for major, minor in _GLIBC.findall(path.read_bytes()))
+    return max(asked, default=(0, 0))
+
+
+# ---------------------------------------------------------------------- the compiler
 
 
 def _run(arguments: Sequence[str]) -> str:
@@ -151,9 +269,10 @@ def _run(arguments: Sequence[str]) -> str:
             env={"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"},
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise BuildError(f"{arguments[0]}: {error}") from error
+        raise BuildError("compiler_failed", f"{arguments[0]}: {error}") from error
     if done.returncode:
-        raise BuildError(f"{' '.join(arguments)}\n{done.stderr[-2000:]}")
+        said = f"{' '.join(arguments)}\n{done.stderr[-2000:]}"
+        raise BuildError("compiler_failed", f"the C compiler failed: {said}")
     return done.stdout
 
 
@@ -259,3 +378,10 @@ def _link_proxy(shop: _Workshop, name: str, library: str, objects: Sequence[Futu
         # No symbol of it is used: without this the linker drops it silently.
         "-Wl,--no-as-needed", shop.stub(name),
     )  # fmt: skip
+
+
+if __name__ == "__main__":
+    try:
+        sys.stdout.write(f"{prebuild(Path(sys.argv[1]) if sys.argv[1:] else PREBUILT)}\n")
+    except BuildError as lacking:
+        sys.exit(str(lacking))

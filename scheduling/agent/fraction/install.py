@@ -59,6 +59,7 @@ class Fractions:
 
     Attributes:
         lacking: Why the C parts are not there, in words; empty if they are.
+        lacking_code: The same as a code, see `BuildError`.
     """
 
     def __init__(
@@ -71,12 +72,12 @@ class Fractions:
     ) -> None:
         """Build what is lacking; some seconds at an agent's first start."""
         self.folders, self.inventory, self.isolation = folders, inventory, isolation
-        self.lacking = ""
+        self.lacking, self.lacking_code = "", ""
         self.libraries: build.Libraries | None = None
         try:
             self.libraries = build.build(builds or folders.root / "fraction")
         except build.BuildError as error:
-            self.lacking = str(error)
+            self.lacking, self.lacking_code = str(error), error.code
             log.warning("fractions of devices are not enforced: %s", error)
         self.choices = {
             node.name: choose(self._facts(node)) for node in inventory.nodes if node.devices
@@ -120,7 +121,7 @@ class Fractions:
             has_mig=any(device.uuid.startswith("MIG-") for device in node.devices),
             has_cgroup_v2=hierarchy is not None and hierarchy.version == 2,
             can_mount=self.isolation.has_namespaces,
-            can_build=self.libraries is not None,
+            why_not_built=self.lacking_code,
             is_x86=platform.machine() == "x86_64",
         )
 

@@ -28,7 +28,7 @@ class Facts:
         has_mig: Whether MIG is on.
         has_cgroup_v2: Whether workloads are limited by cgroups of version 2.
         can_mount: Whether workloads get mounts of their own.
-        can_build: Whether the proxy libraries are there.
+        why_not_built: Why the proxy libraries are not there, see `BuildError`; empty if they are.
         is_x86: Whether the machine is x86-64.
     """
 
@@ -37,7 +37,7 @@ class Facts:
     has_mig: bool = False
     has_cgroup_v2: bool = True
     can_mount: bool = True
-    can_build: bool = True
+    why_not_built: str = ""
     is_x86: bool = True
 
 
@@ -73,15 +73,15 @@ def choose(facts: Facts) -> Choice:
 
 
 def _has_proxy(facts: Facts) -> bool:
-    return facts.can_build and facts.can_mount
+    return not facts.why_not_built and facts.can_mount
 
 
 def _fraction(facts: Facts) -> tuple[str, str]:
     if facts.driver >= LIMITS_DRIVER and facts.capability >= TURING and facts.has_cgroup_v2:
         return "driver", "driver_limits"
     why = _why_not_driver(facts)
-    if not facts.can_build:
-        return "none", "no_compiler"
+    if facts.why_not_built:
+        return "none", facts.why_not_built
     return ("proxy", why) if facts.can_mount else ("preload", "no_mounts")
 
 
