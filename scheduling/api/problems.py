@@ -21,6 +21,8 @@ from rest_framework import exceptions
 from rest_framework.response import Response
 from rest_framework.views import exception_handler
 
+from scheduling.services.actions import ActionRefusedError
+
 CONTENT_TYPE = "application/problem+json"
 RETRY_AFTER_S = 5
 DATABASE_AWAY = (OperationalError, InterfaceError, PoolTimeout)
@@ -91,6 +93,9 @@ def handle(error: Exception, context: dict[str, Any]) -> Response | None:  # DRF
     """Turn what a view raised into a problem; None lets Django answer with its error page."""
     if isinstance(error, ProblemError):
         return error.problem.response()
+    if isinstance(error, ActionRefusedError):
+        status = 403 if error.code == "not_allowed" else 409
+        return Problem(status, error.code, error.message).response()
     if isinstance(error, DATABASE_AWAY):
         detail = _("The database does not answer; try again in a moment.")
         headers = {"Retry-After": str(RETRY_AFTER_S)}

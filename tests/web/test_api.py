@@ -12,7 +12,7 @@ from django.test import Client
 from pytest_django import DjangoAssertNumQueries
 
 from projects import tokens
-from projects.models import Template, TemplateScope, WorkloadKind
+from projects.models import Template, TemplateScope, User, WorkloadKind
 from scheduling import texts
 from scheduling.models import Phase, Workload
 from scheduling.selectors import waited
@@ -443,6 +443,21 @@ def test_what_there_is_can_be_read(api: Api, organisation: Organisation) -> None
     assert "relay" not in str(nodes)
 
     assert [item["name"] for item in api.get("projects").json()["items"]] == ["vision"]
+
+
+def test_an_admin_closes_and_opens_a_node(api: Api, organisation: Organisation) -> None:
+    refused = api.post("nodes/sim-t4-1/cordon")
+    assert (refused.status_code, refused.json()["code"]) == (403, "not_allowed")
+
+    admin = Api(tokens.issue(User.objects.create_superuser("root"), name="tests").secret)
+    for _again in range(2):
+        closed = admin.post("nodes/sim-t4-1/cordon").json()
+        assert (closed["state"], closed["cordon"]["code"]) == ("cordoned", "by_admin")
+        assert closed == api.get("nodes/sim-t4-1").json()
+    for _again in range(2):
+        opened = admin.post("nodes/sim-t4-1/uncordon").json()
+        assert (opened["state"], opened["cordon"], opened["cordoned_at"]) == ("ready", {}, None)
+    assert admin.post("nodes/nobody/cordon").status_code == 404
     quota = api.get("projects/vision/quota").json()
     assert [(row["node_type"], row["quota_gpu_milli"]) for row in quota["gpu"]] == [
         ("t4", 1500),

@@ -111,6 +111,8 @@ class NodeSchema(serializers.ModelSerializer[Node]):
             "zone",
             "node_type",
             "state",
+            "cordon",
+            "cordoned_at",
             "cpu_milli",
             "memory_mib",
             "devices",

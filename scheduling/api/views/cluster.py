@@ -6,6 +6,7 @@ from typing import Any
 
 from django.db.models import QuerySet
 from drf_spectacular.utils import extend_schema
+from rest_framework.decorators import action
 from rest_framework.generics import get_object_or_404
 from rest_framework.request import Request
 from rest_framework.response import Response
@@ -16,8 +17,10 @@ from scheduling.api.schemas.cluster import NodeSchema, NodeTypeSchema
 from scheduling.api.schemas.problems import problems_of
 from scheduling.capacity import supplies
 from scheduling.models import Node
+from scheduling.services import nodes
 
 ERRORS = problems_of(401, 404, 422)
+CHANGES = problems_of(401, 403, 404)
 
 
 class NodeTypeViewSet(ApiViewSet):
@@ -65,4 +68,25 @@ class NodeViewSet(ApiViewSet):
     @extend_schema(responses={200: NodeSchema, **ERRORS})
     def retrieve(self, request: Request, name: str) -> Response:
         """One node."""
-        return Response(NodeSchema(get_object_or_404(self.get_queryset(), name=name)).data)
+        return self._answer(name)
+
+    @extend_schema(request=None, responses={200: NodeSchema, **CHANGES})
+    @action(detail=True, methods=["post"])
+    def cordon(self, request: Request, name: str) -> Response:
+        """Let nothing new start there; what runs goes on. For admins; harmless twice."""
+        nodes.cordon(self._node(name), actor=self.person)
+        return self._answer(name)
+
+    @extend_schema(request=None, responses={200: NodeSchema, **CHANGES})
+    @action(detail=True, methods=["post"])
+    def uncordon(self, request: Request, name: str) -> Response:
+        """Open it again. For admins; harmless twice."""
+        nodes.uncordon(self._node(name), actor=self.person)
+        return self._answer(name)
+
+    def _node(self, name: str) -> Node:
+        row: Node = get_object_or_404(self.get_queryset(), name=name)
+        return row
+
+    def _answer(self, name: str) -> Response:
+        return Response(NodeSchema(self._node(name)).data)

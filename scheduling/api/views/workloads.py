@@ -36,7 +36,7 @@ from scheduling.forms import WorkloadForm
 from scheduling.forms.values import fingerprint
 from scheduling.models import Phase, Workload
 from scheduling.selectors import PHASE_GROUPS, visible_workloads, waited
-from scheduling.services import ActionRefusedError, SubmissionRefusedError, WorkloadSpec
+from scheduling.services import SubmissionRefusedError, WorkloadSpec
 
 # Keys of programs become UUIDs inside this namespace, each person's apart.
 KEY_NAMESPACE = uuid.UUID("8f4c6a52-57a2-4d0c-9e0e-6a2a5d0a7f10")
@@ -187,12 +187,7 @@ class WorkloadViewSet(ApiViewSet):
         return WorkloadSchema(workload, context=context).data
 
     def _act(self, pk: uuid.UUID, change: Callable[..., Workload]) -> Response:
-        try:
-            change(self._workload(pk), actor=self.person)
-        except ActionRefusedError as refusal:
-            status = 403 if refusal.code == "not_allowed" else 409
-            problem = Problem(status, refusal.code, refusal.message)
-            raise ProblemError(problem) from refusal
+        change(self._workload(pk), actor=self.person)
         return Response(self._data(self._workload(pk)))
 
     def _replayed(self, earlier: Workload, spec: WorkloadSpec) -> Response:
