@@ -512,8 +512,9 @@ def _placed(
 
 def _state_of(attempt: Attempt) -> core.ReplicaState:
     """Of a borrower: on loan while a loan goes on; in memory once a lender was woken, whether or
-    not its node has already said so; on loan from nobody where its lender has ended or refused.
-    What is in memory when a loan is refused waits there for the next.
+    not its node has already said so; on loan from nobody where its lender has ended or refused, or
+    was woken before the borrower had begun. What is in memory when a loan is refused waits there
+    for the next.
     """
     if attempt.is_leaving:
         return core.ReplicaState.RELEASING
@@ -524,7 +525,8 @@ def _state_of(attempt: Attempt) -> core.ReplicaState:
     last_state = getattr(attempt, "last_loan_state", None)
     last_end = getattr(attempt, "last_loan_end", "")
     is_refused = last_state == LoanState.REFUSED and attempt.swap_state not in IN_MEMORY
-    is_left_alone = last_state is None or is_refused or last_end == "lender_ended"
+    is_nobodys = last_state is None or is_refused or last_end == "lender_ended"
+    is_left_alone = is_nobodys or attempt.started_at is None
     return core.ReplicaState.LENT if is_left_alone else core.ReplicaState.PARKED
 
 

@@ -70,6 +70,9 @@ from scheduling.services.submission import reason_json
 from scheduling.services.transitions import advance
 from scheduling.snapshot import LEAVING_PHASES, Taken, holds_of, index_of
 
+# Ends of a loan by which its lender is in use again, as its agent says them.
+_WAKES = ("cell", "cuda_call", "button", "activity")
+
 
 class StalePlanError(Exception):
     """A workload that the plan touches has changed since the snapshot."""
@@ -284,7 +287,7 @@ def _recall(row: Workload, decision: Recall, now: datetime) -> None:
     leaving = [attempt for attempt in open_attempts_of(row) if attempt.replica in named]
     if not leaving:
         raise StalePlanError(str(row.pk))
-    reason = _as_refused(decision.reason, leaving)
+    reason = _as_its_agent_said(decision.reason, leaving)
     ask_to_leave(row, leaving, reason.code, now)
     row.claimant = None
     row.reason, row.reason_at = reason_json(reason), now
@@ -292,13 +295,14 @@ def _recall(row: Workload, decision: Recall, now: datetime) -> None:
     advance(row, lifecycle.EvictAsked(), code="loan_recalled", at=now, details=details)
 
 
-def _as_refused(reason: Reason, leaving: Sequence[Attempt]) -> Reason:
-    """A lender that was used again before it was swapped out is not gone."""
+def _as_its_agent_said(reason: Reason, leaving: Sequence[Attempt]) -> Reason:
+    """A lender that was used again before the borrower had begun is not gone."""
     if reason.code != "lender_gone":
         return reason
     newest = Loan.objects.filter(borrower__in=leaving).select_related("lender")
     last = newest.order_by("-started_at").first()
-    if last is None or last.error != "not_idle":  # as its agent says it
+    # As its agent says it: refused, or woken on its way out.
+    if last is None or not (last.error == "not_idle" or last.ended_by in _WAKES):
         return reason
     return lender_woke(str(last.lender.workload_id), reason.details)
 

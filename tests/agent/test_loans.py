@@ -549,6 +549,26 @@ def test_a_busy_session_lends_nothing_and_its_borrower_never_starts(
     world.free.append(session)
 
 
+def test_a_wake_while_the_memory_leaves_lets_nobody_begin(world: World, session: Session) -> None:
+    world.until(lambda: world.is_idle(session))
+    training = world.training(session)
+    loan = world.lend(session, training)
+    world.until(lambda: world.orchestrator.seen_loan(loan))
+    assert world.ask(f"/attempts/{session.spec.attempt_id}/wake", "POST").status_code == 204
+    ended = world.until_loan(loan, LoanState.ENDED)
+    assert ended.ended_by == "button"
+    assert ended.lent_at is None, "the device never was the borrower's, who pays nothing"
+    assert session.run("print(x, alloc(4096))") == "41 0\n"
+    seen = world.orchestrator.seen(training)
+    assert seen is None or seen.phase == AttemptPhase.STARTING
+    # The orchestrator takes it back: it ends without having begun.
+    world.orchestrator.want(replace(training, goal=Goal.EVICT))
+    world.until(lambda: world.orchestrator.seen(training).phase == AttemptPhase.EXITED)  # type: ignore[union-attr]
+    assert world.orchestrator.seen(training).exit_cause == ExitCause.EVICTED  # type: ignore[union-attr]
+    assert world.count(training) == 0
+    world.free.append(session)
+
+
 def test_a_loan_that_the_orchestrator_takes_back_is_undone(world: World, session: Session) -> None:
     loan, training = world.lent(session)
     del world.orchestrator.loans[loan.loan_id]

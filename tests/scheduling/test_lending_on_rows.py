@@ -252,6 +252,27 @@ def test_a_refused_loan_sends_the_borrower_back_to_the_queue(
     assert scene.training.num_preemptions == 0, "nobody took anything from it"
 
 
+@pytest.mark.parametrize("state", [LoanState.WAKING, LoanState.ENDED])
+def test_a_wake_before_the_borrower_began_sends_it_back_to_the_queue(
+    scene: Scene, state: LoanState
+) -> None:
+    loan = scene.lend()
+    assert scene.training.phase == Phase.STARTING
+    over = {"ended_at": time.time()} if state == LoanState.ENDED else {}
+    scene.say(loan, state, ended_by="cell", **over)
+    scene.use()
+    run_cycle()
+    scene.refresh()
+    assert scene.training.phase == Phase.CHECKPOINTING
+    assert scene.training.reason["code"] == "lender_woke"
+    assert scene.training.reason["details"]["lender"] == str(scene.session.pk)
+    scene.agent.end(scene.training, cause="evicted")
+    scene.refresh()
+    assert scene.training.phase == Phase.PREEMPTED
+    assert scene.training.num_preemptions == 0, "nobody took anything from it"
+    assert not Allocation.objects.filter(workload=scene.training, ended_at=None).exists()
+
+
 def test_what_was_asked_for_holds_for_its_loan_until_that_is_answered(scene: Scene) -> None:
     scene.rest(minutes=0.5)
     watch_idle(timezone.now())

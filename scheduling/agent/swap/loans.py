@@ -181,6 +181,14 @@ class Loans:
             for running in self._loans.values()
         )
 
+    def is_called_back(self, attempt_id: str) -> bool:
+        """Whether one of those who lend to an attempt is on its way back."""
+        return any(
+            running.record.loan.borrower_attempt_id == attempt_id
+            and running.record.wanted_at is not None
+            for running in self._active()
+        )
+
     def lends(self, attempt_id: str) -> bool:
         """Whether a loan of an attempt's devices is under way."""
         return any(
@@ -253,9 +261,9 @@ class Loans:
             self._end(running, LoanEnd.FAILED, str(error))
             return
         record.swapped_out_bytes, record.out_s = machine.record.saved_bytes, machine.record.out_s
-        record.lent_at = time.time()
         # Wanted meanwhile: the devices never were the borrower's.
         is_wanted = record.wanted_at is not None
+        record.lent_at = None if is_wanted else time.time()
         record.state = LoanState.WAKING if is_wanted else LoanState.LENT
         self._write(record)
         self._ground.changed()

@@ -70,6 +70,10 @@ class Ties(Protocol):
         """Whether devices were lent to it."""
         ...
 
+    def is_called_back(self, attempt_id: str) -> bool:
+        """Whether one of its lenders is on its way back."""
+        ...
+
     def lends(self, attempt_id: str) -> bool:
         """Whether a loan of its devices is under way."""
         ...
@@ -196,7 +200,7 @@ class Moves:
                 if machine.is_away and not self._ties.lends(attempt_id):
                     self.bring_back_soon(attempt_id)
                 continue
-            if machine.is_away and not self.is_leaving(attempt_id) and self._fits(attempt.spec):
+            if machine.is_away and not self.is_leaving(attempt_id) and self._may_come(attempt.spec):
                 self.bring_back_soon(attempt_id)
 
     # ------------------------------------------------------------------ room
@@ -211,7 +215,7 @@ class Moves:
             )
             if not _has_room(spec, promised):
                 return False
-        if self._fits(spec):
+        if self._may_come(spec):
             return True
         self.send_borrowers_away(spec.attempt_id, spec)
         return False
@@ -220,6 +224,11 @@ class Moves:
         """Have those leave who borrow an attempt's devices, if it does not fit beside them."""
         for borrower in self._in_the_way(attempt_id, spec):
             self._yield_soon(borrower)
+
+    def _may_come(self, spec: AttemptSpec) -> bool:
+        """Whether it fits, and would not have to leave at once: a lender that is wanted again may
+        just have come to rest in memory."""
+        return self._fits(spec) and not self._ties.is_called_back(spec.attempt_id)
 
     def _fits(self, spec: AttemptSpec) -> bool:
         """Whether there is room beside all whose memory is on the devices."""
