@@ -54,6 +54,14 @@ def may_view_project(user: User | AnonymousUser, project_id: int) -> bool:
     return visible_projects(user).filter(pk=project_id).exists()
 
 
+def may_administer_project(user: User | AnonymousUser, project_id: int) -> bool:
+    """Change a project's own rules: its managers, admins. Quota is an admin's alone."""
+    if not user.is_authenticated:
+        return False
+    managed = memberships_of(user).filter(project=project_id, role=Role.MANAGER)
+    return user.is_superuser or managed.exists()
+
+
 def may_submit(user: User | AnonymousUser, project_id: int) -> bool:
     return projects_for_submit(user).filter(pk=project_id).exists()
 

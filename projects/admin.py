@@ -19,6 +19,7 @@ from django.http import HttpRequest
 from django.utils.translation import gettext_lazy as _
 
 from projects import audit, tokens
+from projects.idle_rules import IDLE_RULE
 from projects.models import (
     AllowedNodeType,
     AuditEntry,
@@ -134,6 +135,8 @@ class ProjectAdmin(AuditedAdmin):
     list_filter = ("department", "is_personal")
     search_fields = ("name", "title")
     inlines = (GpuQuotaInline, AllowedNodeTypeInline, MembershipInline)
+    # These have a page of their own, at the project's.
+    exclude = IDLE_RULE
 
     def get_readonly_fields(
         self, request: HttpRequest, obj: models.Model | None = None

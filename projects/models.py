@@ -141,8 +141,10 @@ class Project(models.Model):
         cpu_quota_milli, memory_quota_mib: None means not counted (no guarantee needed, no ceiling).
         lends_idle: Idle sessions' devices are lent to waiting trainings, of any project.
         lending_window_s: So long a session must have been idle before.
+        idle_window_s: What has been quiet for so long counts as idle.
         idle_gpu_percent, idle_cpu_percent, idle_network_kib_s: Below this, use counts as none: of
             the devices, of the cores asked for, in and out.
+        idle_may_lack_network: Where the network cannot be measured the other signals do.
     """
 
     name = models.CharField(_("name"), max_length=40, unique=True, validators=[validate_slug])
@@ -168,6 +170,7 @@ class Project(models.Model):
         default=120,
         validators=[MinValueValidator(30), MaxValueValidator(86_400)],
     )
+    idle_window_s = models.PositiveIntegerField(_("idle after, seconds"), default=1800)
     idle_gpu_percent = models.FloatField(
         _("idle below GPU use, %"),
         default=2.0,
@@ -181,6 +184,7 @@ class Project(models.Model):
     idle_network_kib_s = models.FloatField(
         _("idle below network use, KiB/s"), default=50.0, validators=[MinValueValidator(0)]
     )
+    idle_may_lack_network = models.BooleanField(_("idle without network figures"), default=True)
     created_at = models.DateTimeField(auto_now_add=True)
 
     if TYPE_CHECKING:
@@ -197,6 +201,20 @@ class Project(models.Model):
             models.CheckConstraint(
                 condition=Q(lending_window_s__gte=30, lending_window_s__lte=86_400),
                 name="project_lending_window_range",
+            ),
+            models.CheckConstraint(
+                condition=Q(idle_window_s__gte=300, idle_window_s__lte=86_400),
+                name="project_idle_window_range",
+            ),
+            models.CheckConstraint(
+                condition=Q(
+                    idle_gpu_percent__gte=0,
+                    idle_gpu_percent__lte=100,
+                    idle_cpu_percent__gte=0,
+                    idle_cpu_percent__lte=100,
+                    idle_network_kib_s__gte=0,
+                ),
+                name="project_idle_thresholds_range",
             ),
             models.CheckConstraint(
                 condition=Q(cpu_limit_milli__isnull=True)

@@ -1,11 +1,13 @@
 """Who holds a GPU now and does nothing with it: the list behind *Idle now*.
 
-Idle as everywhere: for the whole window GPU, CPU and network below their thresholds. Read from the
-newest minutes; a missing signal is not idle, the network apart.
+Idle by each project's rule: for its whole window GPU, CPU and network below its thresholds, read
+from the newest minutes, and a session's kernels and terminals quiet, as its agent says. A missing
+signal is not idle; the network may be missing where the project allows that.
 """
 
 from __future__ import annotations
 
+import json
 import uuid
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -15,21 +17,18 @@ from django.db import connection
 
 from projects.access import may_see_cost, visible_projects
 from projects.models import User
-from scheduling.analytics.usage import (
-    IDLE_CPU_OF_REQUEST,
-    IDLE_GPU_PERCENT,
-    IDLE_NETWORK_BYTES_PER_S,
-)
+from scheduling.idle_signals import idle_since
 from scheduling.models import Allocation, Workload
 from telemetry.cost import cost_of, cost_per_hour
 
 WINDOW = timedelta(minutes=30)
+"""Who has held a GPU for less is not judged to be without signals."""
 LOOK_BACK = timedelta(hours=24)
 """How long an idleness can be seen; a longer one shows as this."""
 MAX_SILENCE = timedelta(minutes=5)
 """Without a newer minute than this nothing is known, so nobody is idle."""
-ENOUGH_MINUTES = 24
-"""Of the window's thirty so many must be measured: of the newest some are not rolled up yet."""
+UNMEASURED_MINUTES = 6
+"""Of a window so many minutes may lack, half of it at most: the newest are not rolled up yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +58,16 @@ class Holding:
 
 _IDLE = """
 WITH asked AS (
-    SELECT held.id AS allocation, held.started_at, subject.id AS subject, workload.cpu_milli
+    SELECT held.id AS allocation, held.started_at, subject.id AS subject, workload.cpu_milli,
+        project.idle_gpu_percent, project.idle_cpu_percent, project.idle_window_s,
+        1024 * project.idle_network_kib_s AS idle_network_bytes_s,
+        project.idle_may_lack_network AS may_lack,
+        CASE WHEN project.idle_may_lack_network THEN 0.0 END AS lacking,
+        CASE WHEN workload.kind = 'interactive' THEN attempt.idle_signals END AS signals
     FROM scheduling_allocation held
     JOIN scheduling_workload workload ON workload.id = held.workload_id
+    JOIN projects_project project ON project.id = held.project_id
+    JOIN scheduling_attempt attempt ON attempt.id = held.attempt_id
     JOIN telemetry_subject subject
         ON subject.kind = 'workload' AND subject.name = workload.id::text
     WHERE held.ended_at IS NULL AND held.gpu_milli > 0 AND NOT held.is_lent
@@ -69,18 +75,21 @@ WITH asked AS (
 SELECT allocation, GREATEST(started_at, %(oldest)s, (
         SELECT max(at) + interval '1 minute' FROM telemetry_workload_minute minute
         WHERE minute.subject_id = subject AND at >= %(oldest)s AND NOT COALESCE(
-            gpu_util_percent < %(gpu)s AND cpu_cores < %(cpu)s * cpu_milli / 1000.0
-            AND COALESCE(net_rx_bytes_per_s + net_tx_bytes_per_s, 0) < %(network)s, false)
+            gpu_util_percent < idle_gpu_percent
+            AND cpu_cores < idle_cpu_percent / 100 * cpu_milli / 1000.0
+            AND COALESCE(net_rx_bytes_per_s + net_tx_bytes_per_s, lacking) < idle_network_bytes_s,
+            false)
     ), (
         SELECT min(at) FROM telemetry_workload_minute minute
         WHERE minute.subject_id = subject AND at >= %(oldest)s
-    )), newest.gpu_memory_mib
+    )), newest.gpu_memory_mib, idle_window_s, signals, may_lack
 FROM asked, LATERAL (
     SELECT at, gpu_memory_mib FROM telemetry_workload_minute minute
     WHERE minute.subject_id = subject AND at >= %(recent)s ORDER BY at DESC LIMIT 1
 ) newest
 WHERE (SELECT count(*) FROM telemetry_workload_minute minute
-    WHERE minute.subject_id = subject AND at >= %(window)s) >= %(enough)s
+    WHERE minute.subject_id = subject AND at >= %(now)s - make_interval(secs => idle_window_s))
+    >= GREATEST(idle_window_s / 60 - %(unmeasured)s, idle_window_s / 120)
 """
 
 
@@ -92,14 +101,15 @@ def found(at: datetime) -> dict[int, tuple[datetime, float | None]]:
             {
                 "oldest": at - LOOK_BACK,
                 "recent": at - MAX_SILENCE,
-                "window": at - WINDOW,
-                "enough": ENOUGH_MINUTES,
-                "gpu": IDLE_GPU_PERCENT,
-                "cpu": IDLE_CPU_OF_REQUEST,
-                "network": IDLE_NETWORK_BYTES_PER_S,
+                "now": at,
+                "unmeasured": UNMEASURED_MINUTES,
             },
         )
-        return {row[0]: (row[1], row[2]) for row in cursor.fetchall() if at - row[1] >= WINDOW}
+        return {
+            allocation: (since, memory_mib)
+            for allocation, since, memory_mib, window_s, signals, may_lack in cursor.fetchall()
+            if (at - since).total_seconds() >= window_s and not _is_at_work(signals, may_lack)
+        }
 
 
 def now(viewer: User, at: datetime) -> list[Holding]:
@@ -111,6 +121,12 @@ def now(viewer: User, at: datetime) -> list[Holding]:
     )
     holdings = [_holding(row, viewer, named, *idle[row.pk], at) for row in rows]
     return sorted(holdings, key=lambda one: (one.idle_since, _order(one)))
+
+
+def _is_at_work(signals: str | None, may_lack_network: bool) -> bool:
+    """Whether a session's own signals say otherwise: a busy kernel that only waits uses nothing."""
+    report = json.loads(signals) if signals else {}
+    return bool(report) and idle_since(report, may_lack_network=may_lack_network) is None
 
 
 def _order(holding: Holding) -> uuid.UUID:

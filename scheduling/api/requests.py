@@ -12,6 +12,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from django.core.exceptions import ValidationError
 from django.utils.translation import gettext as _
@@ -125,9 +126,7 @@ def read(body: object) -> WorkloadRequest:
     Raises:
         ProblemError: 422, it is no object, or of no known kind.
     """
-    if not isinstance(body, dict):
-        message = _("The body must be a JSON object.")
-        raise wrong_fields([FieldError("", "wrong_type", message, "object")])
+    body = object_of(body)
     kind = body.get("kind")
     if not isinstance(kind, str) or kind not in FIELDS:
         limit = ", ".join(FIELDS)
@@ -146,20 +145,37 @@ def read(body: object) -> WorkloadRequest:
     return request
 
 
+def object_of(body: object) -> dict[str, Any]:  # decoded JSON
+    """A body that is an object.
+
+    Raises:
+        ProblemError: 422, it is something else.
+    """
+    if not isinstance(body, dict):
+        message = _("The body must be a JSON object.")
+        raise wrong_fields([FieldError("", "wrong_type", message, "object")])
+    return body
+
+
 def _is_usable(request: WorkloadRequest, name: str, value: object) -> bool:
-    known = FIELDS[request.kind]
+    error = problem_of(FIELDS[request.kind], name, value)
+    if error is not None:
+        request.errors[name] = error
+    return error is None
+
+
+def problem_of(known: Mapping[str, JsonType], name: str, value: object) -> FieldError | None:
+    """What is wrong with a field of a body before any form looks at it."""
     if name not in known:
         message = _("There is no field “%(value)s”; there are: %(limit)s.")
         limit = ", ".join(known)
         words = message % {"value": shown(name), "limit": limit}
-        request.errors[name] = FieldError(name, "unknown_field", words, limit)
-        return False
+        return FieldError(name, "unknown_field", words, limit)
     if not known[name].matches(value):
         message = _("“%(value)s” has the wrong type: it must be %(limit)s.")
         words = message % {"value": shown(value), "limit": known[name].name}
-        request.errors[name] = FieldError(name, "wrong_type", words, known[name].name)
-        return False
-    return True
+        return FieldError(name, "wrong_type", words, known[name].name)
+    return None
 
 
 def _training_data() -> dict[str, object]:
@@ -196,11 +212,12 @@ def errors_of(form: WorkloadForm, request: WorkloadRequest) -> list[FieldError]:
         if name == "gpu_mode":
             api_name = "num_devices"
         if api_name not in found and errors:
-            found[api_name] = _field_error(api_name, errors[0])
+            found[api_name] = field_error(api_name, errors[0])
     return list(found.values())
 
 
-def _field_error(name: str, error: ValidationError) -> FieldError:
+def field_error(name: str, error: ValidationError) -> FieldError:
+    """A form's error as the API sends it."""
     limit = error.params.get("limit") if error.params else None
     message = " ".join(error.messages)
     return FieldError(name, error.code or "invalid", message, None if limit is None else str(limit))

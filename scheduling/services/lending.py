@@ -21,6 +21,7 @@ from django.utils import timezone
 from projects.models import WorkloadKind
 from scheduling.core.decisions import Lend, Plan, Reason, Recall, Start
 from scheduling.core.types import Placement, ReplicaId, WorkloadId
+from scheduling.idle_signals import idle_since
 from scheduling.live import announce, workload_topic
 from scheduling.models import (
     Attempt,
@@ -312,7 +313,9 @@ def copy_swap_facts(attempt: Attempt, report: protocol.AttemptReport, now: datet
         attempt.bytes_on_host = _rounded(report.swap.bytes_on_host, attempt.bytes_on_host)
     if report.idle is not None:
         attempt.idle_signals = msgspec.to_builtins(report.idle)
-        if attempt.idle_since is not None and idle_since(attempt.idle_signals) is None:
+        # Whether the network must be measured is the watch's to ask: that takes the project's row.
+        is_busy = idle_since(attempt.idle_signals, may_lack_network=True) is None
+        if attempt.idle_since is not None and is_busy:
             _forget_idleness(attempt)
 
 
@@ -376,21 +379,6 @@ def close_loans_of(attempt: Attempt, at: datetime) -> None:
 # ---------------------------------------------------------------- the periodic watch
 
 
-def idle_since(signals: Mapping[str, object]) -> datetime | None:
-    """Since when all of a session's signals have been quiet; None while one is not, or is missing.
-
-    Only the network may be missing, where its node cannot measure it.
-    """
-    missing = signals.get("missing")
-    names = ["gpu", "cpu", "kernels", "terminals"]
-    if not (isinstance(missing, list) and "network" in missing):
-        names.append("network")
-    times = [signals.get(f"{name}_idle_since") for name in names]
-    if signals.get("held_cells") or not all(isinstance(time, int | float) for time in times):
-        return None
-    return datetime.fromtimestamp(max(float(str(time)) for time in times), UTC)
-
-
 def watch_idle(now: datetime) -> int:
     """Mark the sessions whose signals all say idle, and wake the planner for new candidates.
 
@@ -406,7 +394,7 @@ def watch_idle(now: datetime) -> int:
     num_idle, is_new = 0, False
     stale = now - timedelta(seconds=IDLE_MARK_LASTS_S)
     for row in rows:
-        since = idle_since(row.idle_signals) if row.is_ready else None
+        since = _idle_since(row)
         if since is None:
             if row.idle_since is not None:
                 _end_spell_of(row.pk, now)
@@ -423,6 +411,13 @@ def watch_idle(now: datetime) -> int:
     if is_new:
         wake_planner("idle")
     return num_idle
+
+
+def _idle_since(row: Attempt) -> datetime | None:
+    if not row.is_ready:
+        return None
+    may_lack = row.workload.project.idle_may_lack_network
+    return idle_since(row.idle_signals, may_lack_network=may_lack)
 
 
 @transaction.atomic

@@ -16,12 +16,10 @@ from django.views.decorators.http import require_safe
 
 from projects import access
 from projects.models import User
-from scheduling import formats
 from scheduling.analytics import idle as idleness
 from scheduling.analytics import unmeasured
 from scheduling.analytics.idle import LOOK_BACK, Holding
 from scheduling.analytics.table import harmless
-from scheduling.analytics.usage import IDLE_CPU_OF_REQUEST, IDLE_GPU_PERCENT
 from scheduling.live import QUEUE_TOPIC
 from scheduling.views.pages import PageRequest, page
 
@@ -51,9 +49,6 @@ def idle(request: PageRequest) -> HttpResponse:
         ][:MAX_ROWS],
         "projects": list(access.visible_projects(request.user)),
         "project": project,
-        "window": formats.duration(idleness.WINDOW.total_seconds()),
-        "gpu_limit": formats.percent(IDLE_GPU_PERCENT / 100),
-        "cpu_limit": formats.percent(IDLE_CPU_OF_REQUEST),
     }
     return page(request, "scheduling/idle.html", context)
 

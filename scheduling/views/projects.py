@@ -17,6 +17,7 @@ from projects.models import Membership, Project, User
 from scheduling.live import QUEUE_TOPIC, project_topic
 from scheduling.models import WAITING_PHASES, Workload
 from scheduling.selectors import Holding, holdings
+from scheduling.texts import idleness
 from scheduling.views.pages import PageRequest, page
 
 NUM_WORKLOADS = 30
@@ -113,6 +114,8 @@ def project(request: PageRequest, name: str) -> HttpResponse:
         "members": list(row.memberships.select_related("user").order_by("role", "user__username")),
         "workloads": list(row.workloads.for_list().select_related("node")[:NUM_WORKLOADS]),
         "allowed": _allowed(row),
+        "rule": idleness.rule_in_words(row),
+        "may_administer": access.may_administer_project(request.user, row.pk),
     }
     return page(request, "scheduling/project.html", context)
 

@@ -36,6 +36,7 @@ from scheduling.selectors import examined_at, summed
 from scheduling.services import ActionRefusedError
 from scheduling.snapshot import obstacle_of
 from scheduling.states import IDLE, SWAPPED_OUT, SWAPPING_IN, state_of
+from scheduling.texts import idleness
 from scheduling.texts import swap as swap_texts
 from scheduling.views.charts import Numbered, Range, range_of, workload_charts
 from scheduling.views.pages import PageRequest, page
@@ -112,6 +113,7 @@ def workload(request: PageRequest, workload_id: uuid.UUID) -> HttpResponse:
         "cost": costs.cost_now(row, now) if may_see_cost else None,
         "node_types": _titles(row),
         "swap": _swap(row),
+        "idleness": _idleness(row),
         "state": state_of(row),
         "state_since": states.since(row),
         "range": range_of(request.GET),
@@ -196,6 +198,25 @@ def _actions(row: Workload, user: User) -> Actions:
 def _is_swappable(row: Workload) -> bool:
     attempt: Attempt | None = row.current
     return attempt is not None and not obstacle_of(row, attempt)
+
+
+@dataclass(frozen=True, slots=True)
+class Idleness:
+    """By which rule it is judged, and what each signal says now."""
+
+    rule: idleness.RuleInWords
+    lines: list[idleness.SignalLine]
+
+
+def _idleness(row: Workload) -> Idleness | None:
+    """None where it does not run, or is not watched."""
+    attempt: Attempt | None = row.current
+    if attempt is None or row.phase != Phase.RUNNING or not row.is_session:
+        return None
+    return Idleness(
+        rule=idleness.rule_in_words(row.project),
+        lines=idleness.signal_lines(row, attempt.idle_signals),
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from scheduling.analytics.measures import Measure, Scope
 from scheduling.analytics.usage import integrate, no_signals
 from scheduling.costs import costs_so_far
 from scheduling.cycle import run_cycle
+from scheduling.idle_signals import idle_since
 from scheduling.models import (
     Allocation,
     Attempt,
@@ -35,7 +36,7 @@ from scheduling.models import (
     ProjectUsage,
 )
 from scheduling.services import stop, swap_out
-from scheduling.services.lending import idle_since, watch_idle
+from scheduling.services.lending import watch_idle
 from scheduling.snapshot import IDLE_MARK_LASTS_S, take_snapshot
 from tests.lending_scene import GIB, Scene, make_scene
 from tests.scheduling.conftest import Organisation
@@ -113,8 +114,11 @@ def test_the_agent_is_told_what_may_be_swapped_and_what_counts_as_idle(scene: Sc
 def test_only_the_network_may_be_missing(signals: dict[str, object], is_idle: bool) -> None:
     names = ("gpu", "cpu", "network", "kernels", "terminals")
     quiet: dict[str, object] = {f"{name}_idle_since": 1000.0 + i for i, name in enumerate(names)}
-    since = idle_since({**quiet, "held_cells": 0, "missing": [], **signals})
+    report = {**quiet, "held_cells": 0, "missing": [], **signals}
+    since = idle_since(report, may_lack_network=True)
     assert (since is not None) is is_idle
+    lacks_something = bool(report["missing"])
+    assert (idle_since(report, may_lack_network=False) is None) is (lacks_something or not is_idle)
     if since is not None:
         assert since.timestamp() == 1004.0, "idle since the last signal fell quiet"
 

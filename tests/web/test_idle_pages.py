@@ -13,8 +13,8 @@ from django.db import connection
 from django.test import Client
 from django.utils import timezone
 
-from projects.models import User
-from scheduling.models import Workload
+from projects.models import Project, User
+from scheduling.models import Attempt, Workload
 from telemetry import partitions
 from telemetry.models import Subject
 from tests.factories import make_member, make_node_type, make_project
@@ -95,6 +95,46 @@ def test_who_does_nothing_is_listed_with_time_and_cost(world: World, language: s
     idle, _unmeasured = halves(response)
     assert "sleeper" in idle
     assert "worker" not in idle
+
+
+@pytest.mark.parametrize(
+    ("rule", "is_listed"),
+    [
+        ({}, True),
+        ({"idle_window_s": 300}, True),
+        ({"idle_window_s": 7200}, False),
+        ({"idle_gpu_percent": 0.3}, False),
+        ({"idle_gpu_percent": 0.5}, True),
+        ({"idle_cpu_percent": 0.1}, False),
+        ({"idle_may_lack_network": False}, True),
+    ],
+    ids=str,
+)
+def test_each_projects_rule_says_who_is_idle(
+    world: World, rule: dict[str, Any], is_listed: bool
+) -> None:
+    Project.objects.filter(name="vision").update(**rule)
+    idle, _unmeasured = halves(opened(world.admin))
+    assert ("sleeper" in idle) is is_listed
+    assert "worker" not in idle
+
+
+def test_without_network_figures_the_projects_rule_decides(world: World) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("UPDATE telemetry_workload_minute SET net_rx_bytes_per_s = NULL")
+    assert "sleeper" in halves(opened(world.admin))[0]
+    Project.objects.update(idle_may_lack_network=False)
+    assert "sleeper" not in halves(opened(world.admin))[0]
+
+
+def test_a_session_with_a_busy_kernel_is_at_work_though_it_uses_nothing(world: World) -> None:
+    quiet = {f"{name}_idle_since": 1000.0 for name in ("gpu", "cpu", "network", "terminals")}
+    Workload.objects.filter(pk=world.idle.pk).update(kind="interactive", is_preemptible=False)
+    attempts = Attempt.objects.filter(workload=world.idle)
+    attempts.update(idle_signals={**quiet, "kernels_idle_since": None})
+    assert "sleeper" not in halves(opened(world.admin))[0]
+    attempts.update(idle_signals={**quiet, "kernels_idle_since": 1000.0})
+    assert "sleeper" in halves(opened(world.admin))[0]
 
 
 def test_a_missing_signal_is_not_idle_and_says_so(world: World) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 from rest_framework import serializers
 
+from projects import idle_rules
 from projects.models import Project, Template
 from scheduling.models import ProjectUsage
 
@@ -71,6 +72,37 @@ def quota_of(project: Project) -> dict[str, Any]:
         "memory_quota_mib": project.memory_quota_mib,
         "memory_limit_mib": project.memory_limit_mib,
     }
+
+
+class IdleRuleSchema(serializers.Serializer[Any]):
+    """What counts as idle in a project, and what follows. Times are in seconds."""
+
+    idle_window_s = serializers.IntegerField(min_value=300, max_value=86_400)
+    idle_gpu_percent = serializers.FloatField(min_value=0, max_value=100)
+    idle_cpu_percent = serializers.FloatField(
+        min_value=0, max_value=100, help_text="Of the cores asked for."
+    )
+    idle_network_kib_s = serializers.FloatField(min_value=0)
+    idle_may_lack_network = serializers.BooleanField(
+        help_text="Where the network cannot be measured, the other signals are enough."
+    )
+    lends_idle = serializers.BooleanField(help_text="Idle sessions' GPUs are lent.")
+    lending_window_s = serializers.IntegerField(min_value=30, max_value=86_400)
+
+
+class IdleRuleAnswerSchema(IdleRuleSchema):
+    """A rule in force, and where it comes from."""
+
+    source = serializers.ChoiceField(  # type: ignore[assignment]  # DRF's field has one of its own
+        choices=["default", "project"],
+        help_text="`default`: Allot's own; whether devices are lent is each project's choice.",
+    )
+
+
+def idle_rule_of(project: Project) -> dict[str, Any]:
+    """A project's rule as the API sends it."""
+    source = "default" if idle_rules.is_default(project) else "project"
+    return {**idle_rules.rule_of(project), "source": source}
 
 
 class TemplateSchema(serializers.ModelSerializer[Template]):

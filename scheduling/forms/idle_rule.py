@@ -1,0 +1,132 @@
+"""The form of a project's idle rule, for its page and the API alike."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from decimal import ROUND_HALF_EVEN
+from typing import Any
+
+from django import forms
+from django.db import transaction
+from django.utils.translation import gettext_lazy as _
+
+from projects import idle_rules
+from projects.models import Project, User
+from scheduling.forms.amounts import INTEGER, MINUTES, AmountField, Unit
+from scheduling.forms.base import Spelling
+
+# Per cent and KiB/s are fractional in rows; in the form they are thousandths, as other amounts.
+NUMBER = Unit(scale=1000, decimals=3, rounding=ROUND_HALF_EVEN)
+NUMBERS = ("idle_gpu_percent", "idle_cpu_percent", "idle_network_kib_s")
+MINUTE_S, DAY_S = 60, 86_400
+MAX_NETWORK_KIB_S = 10_000_000
+
+
+class IdleRuleForm(forms.Form):
+    """All fields of a rule; errors name the value and the limit.
+
+    Args:
+        data: All fields, as people write them or as a program does.
+        project: Whose rule, as it is now.
+        spelling: Minutes and hours, or seconds.
+    """
+
+    idle_window_s = AmountField(
+        unit=MINUTES,
+        minimum=5 * MINUTE_S,
+        maximum=DAY_S,
+        required=True,
+        label=_("Counts as idle after, minutes"),
+        help_text=_("For so long every signal must say so, without a break."),
+    )
+    idle_gpu_percent = AmountField(
+        unit=NUMBER,
+        minimum=0,
+        maximum=100_000,
+        required=True,
+        label=_("GPU use below, %"),
+        help_text=_("Mean over a minute, of the devices by its own processes."),
+    )
+    idle_cpu_percent = AmountField(
+        unit=NUMBER,
+        minimum=0,
+        maximum=100_000,
+        required=True,
+        label=_("CPU use of the cores asked for below, %"),
+    )
+    idle_network_kib_s = AmountField(
+        unit=NUMBER,
+        minimum=0,
+        maximum=1000 * MAX_NETWORK_KIB_S,
+        required=True,
+        label=_("Network below, KiB/s"),
+    )
+    idle_may_lack_network = forms.BooleanField(
+        required=False,
+        label=_("Where the network cannot be measured, the other signals are enough"),
+        help_text=_("Without it, whatever has no network figures is never idle."),
+    )
+    lends_idle = forms.BooleanField(
+        required=False,
+        label=_("Lend idle sessions’ GPUs to waiting trainings"),
+        help_text=_("The GPU is back with the next cell, and nothing is lost."),
+    )
+    lending_window_s = AmountField(
+        unit=INTEGER,
+        minimum=30,
+        maximum=DAY_S,
+        required=True,
+        label=_("Lend after, seconds idle"),
+    )
+
+    def __init__(
+        self,
+        data: Mapping[str, Any] | None = None,  # a QueryDict, or what JSON holds
+        *,
+        project: Project,
+        spelling: Spelling = Spelling.PEOPLE,
+    ) -> None:
+        super().__init__(data, initial=_initial(project), use_required_attribute=False)
+        self.project = project
+        if spelling is Spelling.PROGRAM:
+            for field in self.fields.values():
+                if isinstance(field, AmountField) and field.unit is not NUMBER:
+                    field.unit = INTEGER
+
+    @property
+    def rule(self) -> dict[str, object]:
+        """The clean values, by field of `Project`."""
+        return {
+            name: value / NUMBER.scale if name in NUMBERS else value
+            for name, value in self.cleaned_data.items()
+        }
+
+
+def _initial(project: Project) -> dict[str, object]:
+    return {
+        name: round(value * NUMBER.scale) if isinstance(value, float) else value
+        for name, value in idle_rules.rule_of(project).items()
+    }
+
+
+def save_rule(
+    project: Project,
+    data: Mapping[str, Any],  # as `IdleRuleForm`
+    *,
+    actor: User,
+    spelling: Spelling = Spelling.PEOPLE,
+) -> IdleRuleForm:
+    """Check and save a rule; a program's may name only some of the fields.
+
+    Returns:
+        The form, whose `project` has the new rule where the form is valid.
+    """
+    is_program = spelling is Spelling.PROGRAM
+    with transaction.atomic():
+        row = idle_rules.lock(project)
+        values = {**idle_rules.rule_of(row), **data} if is_program else data
+        form = IdleRuleForm(values, project=row, spelling=spelling)
+        if form.is_valid():
+            channel = "api" if is_program else "ui"
+            idle_rules.change_rule(row, form.rule, actor=actor, channel=channel)
+    return form
