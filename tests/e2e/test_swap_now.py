@@ -1,10 +1,18 @@
 """*Swap out now*: pressed in a browser, lent at once, woken by a cell, and the training ends right.
 
-The project's window is a day, so that nothing but the button can have lent the device.
+Also when the agent is killed while a cell waits for the device. The project's window is a day, so
+that nothing but the button can have lent it.
 """
 
 from __future__ import annotations
 
+import os
+import re
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psutil
 import pytest
 from playwright.sync_api import Page, expect
 
@@ -62,6 +70,25 @@ def press_swap_out_now(page: Page, session: str) -> None:
     expect(page.locator("body")).not_to_contain_text("It is in use")
 
 
+@contextmanager
+def nothing_moves(stack: Stack) -> Iterator[None]:
+    """Device memory that is to be moved waits meanwhile, as if it were a lot."""
+    movers = [
+        process.pid
+        for process in stack.children()
+        if "scheduling.agent.swap.mover" in process.cmdline()
+    ]
+    assert movers
+    try:
+        for pid in movers:
+            os.kill(pid, signal.SIGSTOP)
+        yield
+    finally:
+        for pid in movers:
+            if psutil.pid_exists(pid):
+                os.kill(pid, signal.SIGCONT)
+
+
 def test_pressed_the_button_lends_at_once_and_a_cell_takes_the_device_back(
     stack: Stack, person: People
 ) -> None:
@@ -87,11 +114,26 @@ def test_pressed_the_button_lends_at_once_and_a_cell_takes_the_device_back(
     # It waits in memory, and goes on where it was once it is lent to again.
     press_swap_out_now(page, mine)
     until(lambda: step_of(stack, training) > reached + 10, "the training goes on", 240)
+
+    # The agent dies with a cell that it holds: that one did not run, and is said not to have.
+    with nothing_moves(stack):
+        lost = run_cell(notebook, "x += 1; print('x is', x)")
+        expect_output(notebook, lost, "Bringing your GPU back")
+        stack.kill("agent")
+    expect_output(notebook, lost, "AgentStopped: The cell did not run")
+    third = run_cell(notebook, "print('still', x, alloc(4096))")
+    expect_output(notebook, third, "still 42 0")
+    expect(notebook.get_by_role("button", name=re.compile("Idle"))).to_be_visible()
+    until(lambda: not count(stack, LENT, mine), "the loan has ended", 30)
+    reached = step_of(stack, training)
+
+    press_swap_out_now(page, mine)
+    until(lambda: step_of(stack, training) > reached + 10, "the training goes on", 240)
     ended = "SELECT phase FROM scheduling_workload WHERE id = %s"
     until(lambda: stack.rows(ended, training)[0][0] == "completed", "the training ends", 240)
     logs = "".join(log.read_text() for log in stack.var.glob("agent/*/*/log"))
     assert f"the sum is {STEPS * (STEPS + 1) // 2}" in logs
     attempts = "SELECT count(*) FROM scheduling_attempt WHERE workload_id = %s"
     assert count(stack, attempts, training) == 1, "it never had to begin again"
-    third = run_cell(notebook, "print('still', x, alloc(4096))")
-    expect_output(notebook, third, "still 42 0")
+    fourth = run_cell(notebook, "x += 1; print('then', x, alloc(4096))")
+    expect_output(notebook, fourth, "then 43 0")
