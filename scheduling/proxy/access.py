@@ -54,7 +54,8 @@ _STATUSES: Final = {
     Why.BAD_ADDRESS: 400,
     Why.NOT_READY: 503,
     Why.ENDED: 503,
-    Why.NO_ANSWER: 502,
+    # As a hub answers: JupyterLab takes any other error for the death of its kernel.
+    Why.NO_ANSWER: 503,
     Why.NO_DATABASE: 503,
 }
 

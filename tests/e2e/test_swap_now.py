@@ -115,6 +115,9 @@ def test_pressed_the_button_lends_at_once_and_a_cell_takes_the_device_back(
     press_swap_out_now(page, mine)
     until(lambda: step_of(stack, training) > reached + 10, "the training goes on", 240)
 
+    # JupyterLab says of each server that is away for a moment that it will try again.
+    away = notebook.get_by_role("dialog").filter(has_text="Server Connection Error")
+    notebook.add_locator_handler(away, lambda dialog: dialog.get_by_role("button").last.click())
     # The agent dies with a cell that it holds: that one did not run, and is said not to have.
     with nothing_moves(stack):
         lost = run_cell(notebook, "x += 1; print('x is', x)")

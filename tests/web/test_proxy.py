@@ -504,13 +504,13 @@ async def test_an_agent_that_is_away_is_said_in_words(world: World, folder: Path
     async with world.browser() as browser:
         page = await browser.get(f"{world.path}/lab", headers=NAVIGATION)
         script = await browser.get(f"{world.path}/api")
-    assert (page.status_code, script.status_code) == (502, 502)
+    assert (page.status_code, script.status_code) == (503, 503)
     assert "<h1>The session does not answer</h1>" in page.text
     assert script.text.startswith("The session does not answer.")
     assert "Traceback" not in page.text + script.text
     with pytest.raises(InvalidStatus) as refused:
         await world.open_socket()
-    assert refused.value.response.status_code == 502
+    assert refused.value.response.status_code == 503
 
 
 @pytest.mark.parametrize("framing", ["", KERNEL_PROTOCOL], ids=["json", "v1"])
@@ -582,7 +582,7 @@ async def test_an_agent_with_a_new_secret_is_reached_as_soon_as_it_is_known(
         await Zone.objects.aupdate(relay_secret="old")
         before, world.host.secret = world.host.secret, "new"
         try:
-            assert (await browser.get(f"{world.path}/echo")).status_code == 502
+            assert (await browser.get(f"{world.path}/echo")).status_code == 503
             await Zone.objects.aupdate(relay_secret="new")
             assert (await browser.get(f"{world.path}/echo")).status_code == 200
         finally:
