@@ -105,6 +105,22 @@ def test_a_death_gives_everything_back_at_the_next_miss(
     assert two.used() == LIMIT
 
 
+@pytest.mark.parametrize("looked_at_ns", [0, 2**64 - 1], ids=["long ago", "garbage"])
+def test_the_memory_of_the_dead_is_soon_not_shown_as_used(
+    libraries: Libraries, region: Region, looked_at_ns: int
+) -> None:
+    """Not at once: who asks shares a look at the living with the others of its session."""
+    one, two = Account(libraries, region.path), Account(libraries, region.path)
+    assert one.reserve(600_000)
+    assert two.used() == 600_000
+    with region.path.open("r+b") as file:
+        file.seek(48)
+        file.write(looked_at_ns.to_bytes(8, "little"))
+    one.drop()
+    until(lambda: two.used() == 0)
+    two.drop()
+
+
 def test_of_two_who_race_for_the_last_bytes_exactly_one_wins(
     libraries: Libraries, region: Region
 ) -> None:

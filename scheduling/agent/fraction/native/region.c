@@ -14,6 +14,9 @@
 #define SCARCE_TRIES 5000
 #define SCARCE_PAUSE_NS 100000
 #define PENDING_TRIES 2000
+/* A look for the dead asks the kernel about each process; who only wants to know how much is used
+ * shares one with all others of its session. */
+#define SWEEP_EVERY_NS 5000000u
 
 static int set_lock(int fd, short type, off_t byte)
 {
@@ -25,6 +28,13 @@ static void pause_ns(long ns)
 {
     struct timespec t = {0, ns};
     nanosleep(&t, NULL);
+}
+
+static uint64_t now_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
 int allot_account_open(allot_account *account, const char *path, const char **why)
@@ -259,7 +269,11 @@ uint64_t allot_account_used(allot_account *account, unsigned gpu)
 {
     if (!account->map || gpu >= ALLOT_MAX_GPUS)
         return 0;
-    sweep(account);
+    uint64_t now = now_ns(), then = atomic_load(&account->map->swept_at);
+    if (now - then >= SWEEP_EVERY_NS) {
+        atomic_store(&account->map->swept_at, now);
+        sweep(account);
+    }
     return granted(account->map, gpu);
 }
 

@@ -72,7 +72,8 @@ typedef struct {
     _Atomic uint32_t high_slot;   /* slots below it have been taken at least once */
     _Atomic uint32_t num_held;    /* calls that the gate holds now; a dead process's stay counted */
     _Atomic uint64_t num_wakes;   /* datagrams sent */
-    uint8_t spare[16];
+    _Atomic uint64_t swept_at;    /* ns of CLOCK_MONOTONIC, when the dead were last looked for */
+    uint8_t spare[8];
     allot_region_gpu gpus[ALLOT_MAX_GPUS];
     allot_region_process processes[ALLOT_MAX_SLOTS];
     /* Granted, and asked for at this moment. A reader takes `pending` first: see reserve(). */
@@ -102,7 +103,7 @@ int allot_account_reserve(allot_account *account, unsigned gpu, uint64_t n, uint
 /* Counts bytes that are there whether wanted or not (what the driver took beside a request). */
 void allot_account_add(allot_account *account, unsigned gpu, uint64_t n);
 void allot_account_release(allot_account *account, unsigned gpu, uint64_t n);
-/* Bytes in use by living processes. */
+/* Bytes in use by living processes; those of one that has just died for some milliseconds more. */
 uint64_t allot_account_used(allot_account *account, unsigned gpu);
 uint64_t allot_account_own(const allot_account *account, unsigned gpu);
 /* Whether the slot's process lives. */
