@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import random
 import time
 import uuid
 from collections import deque
@@ -34,7 +35,7 @@ MAX_TOPIC_CHARS = 200
 CHECK_AGAIN_S = 10.0
 MAX_NODES = 4000
 MIN_GAP_S = 0.9
-"""Between two messages of squares, so that scrolling makes no more of them."""
+"""Between two messages of one picture of squares, so that scrolling makes no more of them."""
 MAX_MESSAGES = 40
 PER_S = 10.0
 OPEN_TOPICS = frozenset({live.NODES_TOPIC, live.QUEUE_TOPIC, live.CLUSTER_TOPIC})
@@ -162,18 +163,18 @@ class LiveConsumer(AsyncJsonWebsocketConsumer):
 
     async def _send_news(self) -> None:
         """Send what waits, one message per topic, at the browser's own pace."""
-        checked_at = time.monotonic()
+        check_at = next_check(self.check_again_s)
         while True:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.has_news.wait(), self.check_again_s)
-            if time.monotonic() - checked_at > self.check_again_s:
-                checked_at = time.monotonic()
-                if not await self._is_still_welcome():
-                    return
             self.has_news.clear()
             while self.waiting:
                 topic = next(iter(self.waiting))
                 await self.send_json(self.waiting.pop(topic))
+            if time.monotonic() > check_at:
+                check_at = next_check(self.check_again_s)
+                if not await self._is_still_welcome():
+                    return
 
     async def _is_still_welcome(self) -> bool:
         """Drop topics that the person may no longer see; close when they may see nothing."""
@@ -202,6 +203,7 @@ class SquaresConsumer(AsyncWebsocketConsumer):
     async def connect(self) -> None:
         self.sender: asyncio.Task[None] | None = None
         self.viewer: streams.Viewer | None = None
+        self.sent_at, self.sent_version = 0.0, streams.UNSEEN
         self.flood = Flood()
         self.board: streams.Board = streams.board()
         self.screens = watching.screens()
@@ -241,19 +243,32 @@ class SquaresConsumer(AsyncWebsocketConsumer):
         return isinstance(nodes, list) or isinstance(is_paused, bool)
 
     async def _send_news(self, user_id: int, viewer: streams.Viewer) -> None:
-        """Send what the page lacks, at most once a second and at the browser's own pace."""
-        checked_at = time.monotonic()
+        """Send what the page lacks, once per picture and at the browser's own pace."""
+        check_at = next_check(CHECK_AGAIN_S)
         while True:
             await viewer.fresh.wait()
             viewer.fresh.clear()
-            if time.monotonic() - checked_at > CHECK_AGAIN_S:
-                checked_at = time.monotonic()
-                if not await self._is_still_welcome(user_id, viewer):
-                    return
+            await self._let_gap_pass(viewer)
             message = None if viewer.is_paused else self.board.message(viewer)
             if message is not None:
                 await self.send(text_data=message)
-                await asyncio.sleep(MIN_GAP_S)
+                self.sent_at, self.sent_version = time.monotonic(), self.board.version
+            if time.monotonic() > check_at:
+                check_at = next_check(CHECK_AGAIN_S)
+                if not await self._is_still_welcome(user_id, viewer):
+                    return
+
+    async def _let_gap_pass(self, viewer: streams.Viewer) -> None:
+        """Wait before more of the same picture is sent, as scrolling asks for; a new one goes at
+        once: held back, it would be late by what the one before it was late.
+        """
+        while (
+            self.board.version == self.sent_version
+            and (left_s := self.sent_at + MIN_GAP_S - time.monotonic()) > 0
+        ):
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(viewer.fresh.wait(), left_s)
+            viewer.fresh.clear()
 
     async def _is_still_welcome(self, user_id: int, viewer: streams.Viewer) -> bool:
         """Look again at what the person may see; close when they may not log in any more."""
@@ -265,6 +280,13 @@ class SquaresConsumer(AsyncWebsocketConsumer):
             viewer.named = named
             viewer.forget()
         return True
+
+
+def next_check(every_s: float) -> float:
+    """When it is looked again at who may listen, by the monotonic clock. Spread: of pages that came
+    together, as after a restart of web, each would wait for the look at all others.
+    """
+    return time.monotonic() + every_s * random.uniform(0.5, 1.0)
 
 
 def _json(text: str | None) -> object:

@@ -21,7 +21,7 @@ from django.test import Client
 from django.utils import timezone
 
 from projects.models import User
-from scheduling import squares, streams
+from scheduling import consumers, squares, streams
 from scheduling.consumers import CLOSE_BAD_MESSAGE, CLOSE_NOT_LOGGED_IN, MAX_MESSAGES
 from scheduling.models import DeviceAllocation, Node
 from scheduling.routing import websocket_urlpatterns
@@ -255,6 +255,57 @@ def test_a_page_gets_its_nodes_and_then_what_changes() -> None:
             await socket.say({"pause": False})
             assert (await socket.receive_json())["use"] == {}
         assert not streams.board().viewers
+
+    asyncio.run(visit())
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_new_picture_goes_at_once_and_scrolling_waits_for_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(consumers, "MIN_GAP_S", 3600.0)
+    monkeypatch.setattr(streams, "PERIOD_S", 3600.0)
+    socket = Socket(make_scene().organisation.vera)
+    node = Node.objects.get(name="sim-t4-1").pk
+
+    async def visit() -> None:
+        async with socket.open():
+            await socket.say({"watch": []})
+            while not await socket.hears_nothing():
+                await socket.receive_json()
+            board = streams.board()
+            for _ in range(3):
+                board.take(replace(picture(1, 1, 1, 1), heard={1: float(board.version)}))
+                assert (await socket.receive_json())["heard"]
+            await socket.say({"watch": [node]})
+            assert await socket.hears_nothing()
+            board.take(picture(2, 1, 1, 1))
+            await socket.receive_json()
+
+    asyncio.run(visit())
+
+
+@pytest.mark.django_db(transaction=True)
+def test_no_picture_waits_for_the_look_at_who_may_see_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(consumers, "CHECK_AGAIN_S", 0.0)
+    socket = Socket(make_scene().organisation.vera)
+
+    async def visit() -> None:
+        is_answered = asyncio.Event()
+
+        async def slowly(user_id: int) -> frozenset[int] | None:
+            await is_answered.wait()
+            return None
+
+        async with socket.open():
+            await socket.receive_json()
+            monkeypatch.setattr(consumers, "named_projects", slowly)
+            streams.board().take(picture(1, 2, 3, 4))
+            assert (await socket.receive_json())["totals"]
+            is_answered.set()
+            while (message := await socket.receive())["type"] != "websocket.close":
+                pass
+            assert message["code"] == CLOSE_NOT_LOGGED_IN
 
     asyncio.run(visit())
 
