@@ -45,17 +45,12 @@ CPU_TARGET = 1.0
 
 @dataclass(slots=True)
 class Heard:
-    """What one page received while it was measured.
+    """What one page received while it was measured: when, and what.
 
-    Attributes:
-        latencies_s: From the moment of the picture to its being here and parsed.
-        ages_s: From a node's sample to its being here.
+    Read only afterwards: a hundred browsers read at the same time, this process one after another.
     """
 
-    num_messages: int = 0
-    num_bytes: int = 0
-    latencies_s: list[float] = field(default_factory=list)
-    ages_s: list[float] = field(default_factory=list)
+    messages: list[tuple[float, str]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,10 +102,10 @@ def _report(
 ) -> figures.Report:
     seconds = marks[1].at - marks[0].at
     for page in heard:
-        if page.num_messages < seconds / 3:
-            raise AssertionError(f"a page got {page.num_messages} messages in {seconds:.0f} s")
-    latencies = [value for page in heard for value in page.latencies_s]
-    ages = [value for page in heard for value in page.ages_s]
+        if len(page.messages) < seconds / 3:
+            raise AssertionError(f"a page got {len(page.messages)} messages in {seconds:.0f} s")
+    latencies, ages = _delays(heard)
+    sizes = [sum(len(text) for _, text in page.messages) for page in heard]
     asked = -(-options["gpus"] // GPUS_PER_NODE) / options["every"]
     cpu_s = marks[1].web_cpu_s - marks[0].web_cpu_s
     return figures.Report(
@@ -119,13 +114,26 @@ def _report(
             "latency_s": figure(latencies, "s", LATENCY_TARGET_S),
             "sample_to_page_s": figure(ages, "s"),
             "web_cpu_fraction": figure([cpu_s / seconds], "cores", CPU_TARGET),
-            "bytes_per_client_s": figure([page.num_bytes / seconds for page in heard], "B/s"),
-            "messages_per_client_s": figure([page.num_messages / seconds for page in heard], "1/s"),
+            "bytes_per_client_s": figure([size / seconds for size in sizes], "B/s"),
+            "messages_per_client_s": figure(
+                [len(page.messages) / seconds for page in heard], "1/s"
+            ),
             "batches_per_s": figure([len(posts) / seconds], "1/s", asked),
             "batch_post_s": figure([post.seconds for post in posts], "s"),
         },
         phases={},
     )
+
+
+def _delays(heard: Sequence[Heard]) -> tuple[list[float], list[float]]:
+    """Seconds until each picture was here: from its moment, and from each node's sample."""
+    latencies, ages = [], []
+    for page in heard:
+        for at, text in page.messages:
+            content = json.loads(text)
+            latencies.append(at - content["at"])
+            ages += [at - sampled_at for sampled_at in content["heard"].values()]
+    return latencies, ages
 
 
 # ---------------------------------------------------------------- pages
@@ -154,9 +162,7 @@ async def _visits(stack: Stack, options: Mapping[str, Any], mark: Any) -> list[H
     ]
     await asyncio.sleep(WARMUP_S)
     for page in heard:
-        page.num_messages = page.num_bytes = 0
-        page.latencies_s.clear()
-        page.ages_s.clear()
+        page.messages.clear()
     mark()
     await asyncio.sleep(options["seconds"])
     mark()
@@ -170,12 +176,7 @@ async def _visits(stack: Stack, options: Mapping[str, Any], mark: Any) -> list[H
 async def _listen(socket: ClientConnection, page: Heard, nodes: Sequence[int]) -> None:
     await socket.send(json.dumps({"watch": list(nodes)}))
     async for text in socket:
-        content = json.loads(text)
-        now = time.time()
-        page.num_messages += 1
-        page.num_bytes += len(text)
-        page.latencies_s.append(now - content["at"])
-        page.ages_s += [now - at for at in content["heard"].values()]
+        page.messages.append((time.time(), str(text)))
 
 
 # ---------------------------------------------------------------- nodes
