@@ -8,6 +8,7 @@ saves more than all movers lose.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import nsmallest
 
@@ -17,6 +18,7 @@ from scheduling.core.prospects import Prospects
 from scheduling.core.rooms import Room, Spot
 from scheduling.core.search import Found
 from scheduling.core.state import State
+from scheduling.core.types import NodeTypeName
 
 _NUM_NODES = 16
 """So many nodes, those that lack least, are considered: more would be a search without end."""
@@ -54,17 +56,21 @@ def consolidate(state: State, prospects: Prospects, item: Item, option: Option) 
         return None
     movable: list[Item] = []
     num_lifted = 0
-    for candidate in _candidates(state, prospects, item, option):
+    candidates = _candidates(state, prospects, item, option)
+    refuges = _Refuges(state, candidates[: state.policy.consolidation_max_moves])
+    if refuges.is_hopeless(item, option):
+        return None
+    for candidate in candidates:
         num_lifted += len(candidate.running)
         if num_lifted > state.policy.consolidation_max_moves or state.should_stop():
             break
         movable.append(candidate)
         _lift(state, [candidate])
         lifted = ledger.mark()
-        if _settle(state, item, option, movable) is None:
+        if _settle(state, item, option, movable, refuges) is None:
             continue
         ledger.rewind(start)
-        found = _fewest(state, item, option, movable)
+        found = _fewest(state, item, option, movable, refuges)
         if _pays(state, item, found, count):
             return _carry_out(state, item, found)
         ledger.rewind(start)
@@ -131,11 +137,79 @@ def _lift(state: State, movable: list[Item]) -> None:
             state.ledger.give_back(placed.spot, other.shape.ask)
 
 
-def _settle(state: State, item: Item, option: Option, lifted: list[Item]) -> _Rearrangement | None:
+class _Refuges:
+    """Which of those that could move would find another node as things stand."""
+
+    def __init__(self, state: State, movable: Sequence[Item]) -> None:
+        """Made while nothing is lifted."""
+        self._state = state
+        self._movable = movable
+        self._known: dict[tuple[int, NodeTypeName | None], bool] = {}
+        for other in movable:
+            option, key = _own_option(other), self._key(other)
+            if option is not None and key not in self._known:
+                spot = state.ledger.find(other.shape.ask, option.pools, other.shape.avoided)
+                self._known[key] = spot is not None
+
+    def is_hopeless(self, item: Item, option: Option) -> bool:
+        """Whether surely nothing can be found: everybody would have to stay on the claimant's
+        nodes, in whole devices, of which no more are free then than before.
+
+        One node where one replica would fit then has all that it needs already. Of several nodes
+        only the sum of free devices is known, so that must be too small.
+        """
+        if any(self._known.values()) or not all(map(_is_whole, self._movable)):
+            return False
+        ask, count = item.shape.ask, item.num_next
+        if any(ask.units_per_device(p.gpu_memory_mib) != p.unit_capacity for p in option.pools):
+            return False
+        free = sum(pool.num_whole() for pool in option.pools)
+        return count == 1 or free < count * ask.gpu.num_devices
+
+    def are_missing(self, lifted: list[Item], spots: list[Spot]) -> bool:
+        """Whether somebody lifted, whose place the claimant has taken, surely finds no other:
+        none was free before, and no node of the claimant's has room beside it.
+
+        Only the claimant's nodes can have more room than before, since what lies elsewhere stays.
+        """
+        ledger = self._state.ledger
+        rooms = {spot.room.rank: spot.room for spot in spots}
+        for other in lifted:
+            ask = other.shape.ask
+            for placed in other.running:
+                if (
+                    placed.spot.room.rank in rooms
+                    and not self._known.get(self._key(other), False)
+                    and not placed.spot.is_free(ask)
+                    and all(ledger.spot_on(room, ask) is None for room in rooms.values())
+                ):
+                    return True
+        return False
+
+    def _key(self, other: Item) -> tuple[int, NodeTypeName | None]:
+        return other.shape.number, other.chosen_type[1]
+
+
+def _is_whole(other: Item) -> bool:
+    """Whether it shares no device."""
+    return all(p.spot.units == p.spot.room.pool.unit_capacity for p in other.running)
+
+
+def _own_option(other: Item) -> Option | None:
+    """The node type that a running workload keeps to."""
+    _, node_type = other.chosen_type
+    return next((o for o in other.shape.options if o.node_type == node_type), None)
+
+
+def _settle(
+    state: State, item: Item, option: Option, lifted: list[Item], refuges: _Refuges
+) -> _Rearrangement | None:
     """Place the claimant, then again what was lifted; None and nothing taken if not all fit."""
     mark = state.ledger.mark()
     spots = state.find(item, option, item.num_next)
-    moves = None if spots is None else _place_again(state, lifted)
+    moves = None
+    if spots is not None and not refuges.are_missing(lifted, spots):
+        moves = _place_again(state, lifted)
     if spots is None or moves is None:
         state.ledger.rewind(mark)
         return None
@@ -154,8 +228,7 @@ def _place_again(state: State, movable: list[Item]) -> list[tuple[Item, Placed, 
                 homeless.append((other, placed))
     moves = []
     for other, placed in homeless:
-        _, node_type = other.chosen_type
-        option = next((o for o in other.shape.options if o.node_type == node_type), None)
+        option = _own_option(other)
         spots = None if option is None else state.find(other, option, 1)
         if spots is None:
             return None
@@ -163,7 +236,9 @@ def _place_again(state: State, movable: list[Item]) -> list[tuple[Item, Placed, 
     return moves
 
 
-def _fewest(state: State, item: Item, option: Option, movable: list[Item]) -> _Rearrangement:
+def _fewest(
+    state: State, item: Item, option: Option, movable: list[Item], refuges: _Refuges
+) -> _Rearrangement:
     """The rearrangement after every workload that need not be lifted was left where it is."""
     ledger = state.ledger
     start = ledger.mark()
@@ -171,11 +246,11 @@ def _fewest(state: State, item: Item, option: Option, movable: list[Item]) -> _R
     for other in movable[:-1]:
         rest = [kept for kept in needed if kept is not other]
         _lift(state, rest)
-        if _settle(state, item, option, rest) is not None:
+        if _settle(state, item, option, rest, refuges) is not None:
             needed = rest
         ledger.rewind(start)
     _lift(state, needed)
-    found = _settle(state, item, option, needed)
+    found = _settle(state, item, option, needed, refuges)
     assert found is not None
     return found
 

@@ -481,8 +481,7 @@ class Cycle:
         self._set_apart(item)
         for other in item.waits_for:
             self._leave_queue(other)
-        victims = [victim.item for victim in found.victims]
-        self.prospects.update(item, victims, found.spots, movers=item.waits_for)
+        self.prospects.update(item, found.victims, found.spots, movers=item.waits_for)
 
     def _leave_queue(self, item: Item) -> None:
         """A workload that lost something, and waits with the rest, is tried by itself."""
@@ -534,11 +533,14 @@ class Cycle:
         decisions: list[Decision] = [*self.departures(), *self._lending.recalls()]
         holds: list[tuple[Waits, Hold]] = []
         for item in state.items:
-            if item.running and item.running[-1].is_new:
+            running = item.running
+            if running and running[-1].is_new:
                 decisions.append(self.started(item))
+            elif not item.pending and not item.held:
+                continue
             elif (loan := self._lending.loan(item)) is not None:
                 decisions.append(loan)
-            elif item.held or (item.pending and not item.is_on_loan):
+            elif item.held or not item.is_on_loan:
                 hold = self.hold(item, waiting)
                 holds.append((Waits(item, hold.reason), hold))
         etas: Mapping[str, Eta] = {}

@@ -8,7 +8,7 @@ first could not be placed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from scheduling.core.accounts import Account, Amounts, Resources
@@ -192,7 +192,7 @@ class Item:
     @property
     def is_on_loan(self) -> bool:
         """Whether it runs on lent devices: then it asks for no others meanwhile."""
-        return any(not body.is_parked for body in self.bodies)
+        return bool(self.bodies) and any(not body.is_parked for body in self.bodies)
 
     @property
     def num_missing(self) -> int:
@@ -203,6 +203,8 @@ class Item:
     @property
     def num_next(self) -> int:
         """Replicas to be placed in its next turn: the rest of the gang, then one at a time."""
+        if self.minimum <= 1:
+            return 1
         missing = self.minimum - len(self.running) - len(self.held) - self.num_succeeded
         return missing if missing > 1 else 1
 
@@ -219,17 +221,24 @@ class Item:
         return max(0, len(self.running) + self.num_succeeded - self.minimum)
 
     @property
+    def leaving(self) -> list[Placed]:
+        """What it would give up first: a surplus replica, else all that run."""
+        running = self.running
+        has_surplus = len(running) + self.num_succeeded > self.minimum
+        return running[-1:] if has_surplus else running
+
+    @property
     def chosen_type(self) -> tuple[bool, NodeTypeName | None]:
         """Whether replicas already tie the gang to a node type, and to which."""
-        for placed in (*self.running, *self.held):
+        for placed in self.running or self.held:
             return True, placed.spot.room.pool.node_type
         return False, None
 
-    def options(self) -> Iterable[Option]:
+    def options(self) -> Sequence[Option]:
         """The node types to try: a gang keeps to one."""
-        is_tied, node_type = self.chosen_type
-        if not is_tied:
+        if not self.running and not self.held:
             return self.shape.options
+        _, node_type = self.chosen_type
         return [option for option in self.shape.options if option.node_type == node_type]
 
 

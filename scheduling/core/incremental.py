@@ -413,7 +413,7 @@ class WarmPlanner:
                 insort(self._queues.setdefault(queue_of(item), []), workload_key(item))
             self._protect(item)
         elif item.held:
-            cycle.prospects.update(item, (), [placed.spot for placed in item.held])
+            cycle.prospects.update(item, [], [placed.spot for placed in item.held])
         if item.pending:
             self._join(item)
 

@@ -8,11 +8,11 @@ a journal of what was taken, and `with ledger.supposing():` for trials.
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from scheduling.core.rooms import Ask, Load, Pool, Room, Spot
+from scheduling.core.rooms import RANK_BITS, RANK_MASK, Ask, Load, Pool, Room, Spot
 from scheduling.core.types import (
     Node,
     NodeName,
@@ -20,9 +20,6 @@ from scheduling.core.types import (
     Placement,
     ResourceKey,
 )
-
-_RANK_BITS = 20  # a key is (how free << 20) | rank of the node's name: a million nodes
-_RANK_MASK = (1 << _RANK_BITS) - 1
 
 
 class Ledger:
@@ -53,15 +50,8 @@ class Ledger:
     def index(self) -> None:
         """Open the ready nodes for placement, once everything that runs has been taken."""
         for room in self._ranked:
-            if not room.node.is_ready:
-                continue
-            pool = room.pool
-            pool.free_units += room.free
-            pool.free_cpu += room.cpu
-            pool.free_memory += room.memory
-            room.recount()
-            room.is_indexed = True
-            self._insert(room)
+            if room.node.is_ready:
+                room.pool.open(room)
 
     # Taking and giving back.
 
@@ -112,8 +102,6 @@ class Ledger:
 
     def shade(self, room: Room, shadow: Load, sign: int) -> None:
         """Make capacity unavailable (1) or available again (-1), outside the journal."""
-        if room.is_indexed:
-            self._remove(room)
         room.cpu -= sign * shadow.cpu
         room.memory -= sign * shadow.memory
         room.slots -= sign * shadow.slots
@@ -123,13 +111,12 @@ class Ledger:
             room.milli[device] += sign * shadow.milli[device]
             units += sign * amount
         room.free -= units
-        room.recount()
         if room.is_indexed:
             pool = room.pool
             pool.free_cpu -= sign * shadow.cpu
             pool.free_memory -= sign * shadow.memory
             pool.free_units -= units
-            self._insert(room)
+            room.note()
 
     # Looking.
 
@@ -186,10 +173,11 @@ class Ledger:
 
     def emptiest(self, pool: Pool) -> Iterator[Room]:
         """Nodes with the most whole devices free first, then by room on shared ones, then full."""
+        pool.refresh()
         seen: set[int] = set()
         for bucket in (*reversed(pool.by_whole), *reversed(pool.by_shared)):
             for key in bucket if pool.is_spread else reversed(bucket):
-                rank = key & _RANK_MASK
+                rank = key & RANK_MASK
                 if rank not in seen:
                     seen.add(rank)
                     yield self._ranked[rank]
@@ -202,13 +190,14 @@ class Ledger:
     def _look_up(
         self, pool: Pool, ask: Ask, units: int, avoided: frozenset[NodeName]
     ) -> tuple[int, int, Room] | None:
+        pool.refresh()
         if units < pool.unit_capacity:
             classes = pool.by_shared[pool.shared_class(units) :]
             key = self._best(classes, ask, avoided, units)
             if key is not None:
-                return 0, key, self._ranked[key & _RANK_MASK]
+                return 0, key, self._ranked[key & RANK_MASK]
         key = self._best(pool.by_whole[ask.gpu.num_devices :], ask, avoided, 0)
-        return None if key is None else (1, key, self._ranked[key & _RANK_MASK])
+        return None if key is None else (1, key, self._ranked[key & RANK_MASK])
 
     def _best(
         self, buckets: Sequence[list[int]], ask: Ask, avoided: frozenset[NodeName], shared: int
@@ -219,8 +208,8 @@ class Ledger:
             for key in bucket:
                 if best is not None and key >= best:
                     break
-                room = self._ranked[key & _RANK_MASK]
-                if room.shared >= shared and _is_usable(room, ask, avoided):
+                room = self._ranked[key & RANK_MASK]
+                if room.counted_shared >= shared and _is_usable(room, ask, avoided):
                     best = key
                     break
         return best
@@ -230,71 +219,40 @@ class Ledger:
     ) -> Spot | None:
         best: tuple[bool, int, Room] | None = None
         for pool in pools:
-            if pool.by_cpu is None:
-                pool.by_cpu = sorted(_cpu_key(room) for room in pool.nodes)
-                for room in pool.nodes:
-                    room.cpu_index_key = _cpu_key(room)
-            start = 0 if pool.is_spread else bisect_left(pool.by_cpu, ask.cpu_milli << _RANK_BITS)
-            for position in range(start, len(pool.by_cpu)):
-                key = pool.by_cpu[position]
+            pool.refresh()
+            by_cpu = pool.index_cpu()
+            start = 0 if pool.is_spread else bisect_left(by_cpu, ask.cpu_milli << RANK_BITS)
+            for position in range(start, len(by_cpu)):
+                key = by_cpu[position]
                 if best is not None and (pool.has_gpus, key) >= best[:2]:
                     break
-                room = self._ranked[key & _RANK_MASK]
+                room = self._ranked[key & RANK_MASK]
                 if _is_usable(room, ask, avoided):
                     best = (pool.has_gpus, key, room)
                     break
         return None if best is None else Spot(best[2], (), 0, 0)
 
     def _shift(self, spot: Spot, ask: Ask, sign: int) -> None:
-        room = spot.room
-        is_indexed = room.is_indexed
-        if is_indexed:
-            self._remove(room)
+        room, devices, units, milli = spot
         cpu, memory = ask.cpu_milli * sign, ask.memory_mib * sign
         room.cpu -= cpu
         room.memory -= memory
         room.slots -= sign
-        units = spot.units * sign
-        if spot.devices:
-            for device in spot.devices:
-                room.devices[device] -= units
-                room.milli[device] += spot.milli * sign
-            room.free -= units * len(spot.devices)
-        if is_indexed:
+        units *= sign
+        milli *= sign
+        free, charged = room.devices, room.milli
+        for device in devices:
+            free[device] -= units
+            charged[device] += milli
+        units *= len(devices)
+        room.free -= units
+        if room.is_indexed:
             pool = room.pool
             pool.free_cpu -= cpu
             pool.free_memory -= memory
-            if spot.devices:
-                pool.free_units -= units * len(spot.devices)
-                room.recount()
-            self._insert(room)
-
-    def _insert(self, room: Room) -> None:
-        pool = room.pool
-        if pool.has_gpus:
-            free = room.free
-            if pool.is_spread:
-                free = pool.unit_capacity * room.node.num_devices - free
-            key = room.key = (free << _RANK_BITS) | room.rank
-            if room.whole:
-                insort(pool.by_whole[room.whole], key)
-            if room.shared:
-                insort(pool.by_shared[pool.shared_class(room.shared)], key)
-        if pool.by_cpu is not None:
-            room.cpu_index_key = _cpu_key(room)
-            insort(pool.by_cpu, room.cpu_index_key)
-
-    def _remove(self, room: Room) -> None:
-        pool = room.pool
-        if pool.has_gpus:
-            if room.whole:
-                bucket = pool.by_whole[room.whole]
-                del bucket[bisect_left(bucket, room.key)]
-            if room.shared:
-                bucket = pool.by_shared[pool.shared_class(room.shared)]
-                del bucket[bisect_left(bucket, room.key)]
-        if pool.by_cpu is not None:
-            del pool.by_cpu[bisect_left(pool.by_cpu, room.cpu_index_key)]
+            pool.free_units -= units
+            if not room.is_stale:
+                room.note()
 
 
 class Supposition:
@@ -318,13 +276,6 @@ def _is_usable(room: Room, ask: Ask, avoided: frozenset[NodeName]) -> bool:
     )
 
 
-def _cpu_key(room: Room) -> int:
-    cpu = max(0, room.cpu)
-    if room.pool.is_spread:
-        cpu = max(0, room.node.cpu_milli - cpu)
-    return (cpu << _RANK_BITS) | room.rank
-
-
 def _scan(
     pool: Pool, ask: Ask, units: int, avoided: frozenset[NodeName]
 ) -> tuple[int, int, Room] | None:
@@ -339,7 +290,7 @@ def _scan(
             continue
         fresh = sum(1 for device in devices if room.devices[device] == pool.unit_capacity)
         fresh = fresh if units < pool.unit_capacity else 0
-        candidate = (fresh, (room.free << _RANK_BITS) | room.rank, room)
+        candidate = (fresh, (room.free << RANK_BITS) | room.rank, room)
         if best is None or candidate[:2] < best[:2]:
             best = candidate
     return best

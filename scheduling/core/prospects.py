@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from enum import Enum
 
 from scheduling.core.accounts import Account, parting
+from scheduling.core.changes import Changes
 from scheduling.core.demand import Item, Option, Placed, Shape
 from scheduling.core.ordering import VictimKey, victim_key
 from scheduling.core.rooms import Ask, Load, Room, Spot
-from scheduling.core.state import State
+from scheduling.core.state import State, Victim
 from scheduling.core.types import NodeName, ProjectId
 
 
@@ -37,6 +38,8 @@ class Excess(Enum):
 
 LossKey = tuple[tuple[float, ...], VictimKey]
 Loser = tuple[LossKey, str, Account]
+Losing = tuple[tuple[Account, ...], tuple[Account, ...]]
+"""The roots of trees that may lose, and projects of the claimant's own tree that may."""
 
 
 def over_ratios(account: Account, theirs: Account, lacking: Sequence[int]) -> tuple[float, ...]:
@@ -51,6 +54,7 @@ class Prospects:
 
     def __init__(self, state: State) -> None:
         self._state = state
+        self.changes = Changes()
         self._victims: dict[ProjectId, list[Item]] | None = None
         self._rooms: dict[ProjectId, set[Room]] = {}
         self._on_node: dict[NodeName, list[tuple[Item, Placed]]] | None = None
@@ -108,36 +112,59 @@ class Prospects:
             side = known[other.id] = Side(*pair)
         return side
 
+    def losing(self, claimant: Account, may_lose: Callable[[Side], bool]) -> Losing:
+        """Who may lose to a claimant."""
+        home = claimant.path[0]
+        by_root = self._losing_accounts()
+        return (
+            tuple(
+                root
+                for root in by_root
+                if root is not home and may_lose(self.side_of(claimant, root))
+            ),
+            tuple(
+                account
+                for account in by_root.get(home, ())
+                if parting(claimant, account) is not None
+                and may_lose(self.side_of(claimant, account))
+            ),
+        )
+
     def losers(
-        self, claimant: Account, lacking: tuple[int, ...], may_lose: Callable[[Side], bool]
+        self,
+        claimant: Account,
+        lacking: tuple[int, ...],
+        losing: Losing,
     ) -> list[Loser]:
         """Other projects that may lose, those that yield first in front: a heap of lower bounds.
 
         From outside a tree all see its projects with the same ratios, so these are kept from one
         claim to the next, tree by tree.
         """
-        home = claimant.path[0]
+        roots, accounts = losing
         heap: list[Loser] = []
-        for root, accounts in self._losing_accounts().items():
-            if root is not home:
-                if may_lose(self.side_of(claimant, root)):
-                    heap.extend(self._ranks_of(root, lacking))
-                continue
-            for account in accounts:
-                if parting(claimant, account) is not None:
-                    side = self.side_of(claimant, account)
-                    if may_lose(side):
-                        heap.extend(self._rank(account, side.theirs, lacking))
+        for root in roots:
+            heap.extend(self._ranks_of(root, lacking))
+        for account in accounts:
+            heap.extend(self._rank(account, self.side_of(claimant, account).theirs, lacking))
         heap.sort()
         return heap
+
+    def accounts_of(self, losing: Losing) -> list[Account]:
+        """All projects of these that had somebody who could give way."""
+        roots, accounts = losing
+        by_root = self._losing_accounts()
+        return [*accounts, *(account for root in roots for account in by_root[root])]
 
     def excess(self, theirs: Account, asked: tuple[int, ...]) -> Excess:
         """What a side is above in some resource that is asked for."""
         excess = Excess.NONE
+        allocatable, quota = theirs.allocatable, theirs.quota
         for r in asked:
-            if theirs.is_above_allocatable(r):
+            held, bound, guaranteed = theirs.allocated[r], allocatable[r], quota[r]
+            if bound is not None and held > bound:
                 return Excess.SHARE
-            if theirs.is_above_quota(r):
+            if guaranteed is not None and held > guaranteed:
                 excess = Excess.QUOTA
         return excess
 
@@ -341,6 +368,8 @@ class Prospects:
         """Replicas have their places that had none when all were looked at."""
         if self._victims is not None and item.is_preemptible:
             theirs = self._victims.setdefault(item.account.id, [])
+            if not theirs:
+                self.changes = Changes()  # there is one more who may lose
             if item not in theirs:
                 theirs.append(item)
             self._by_root = None
@@ -350,18 +379,18 @@ class Prospects:
             self._rooms.pop(item.account.id, None)
             # Until now these were taken for what never leaves.
             self._could_fit = {key: fits for key, fits in self._could_fit.items() if fits}
-        self.update(item, (), [one.spot for one in placed])
+        self.update(item, [], [one.spot for one in placed])
         self._ranks.clear()
 
     def update(
         self,
         claimant: Item,
-        victims: Iterable[Item],
-        spots: Iterable[Spot],
-        movers: Iterable[Item] = (),
+        victims: Sequence[Victim],
+        spots: Sequence[Spot],
+        movers: Sequence[Item] = (),
     ) -> None:
         """Somebody gave way for good and somebody got these places: forget what that changes."""
-        accounts = {claimant.account, *(victim.account for victim in victims)}
+        accounts = {claimant.account, *(victim.item.account for victim in victims)}
         for project in {account.id for account in accounts} | {m.account.id for m in movers}:
             self._lower.pop(project, None)
         roots = {account.path[0].id for account in accounts}
@@ -373,6 +402,23 @@ class Prospects:
             self._ceilings.pop(spot.room.node.name, None)
             for known in self._hosts.values():
                 known.pop(spot.room.rank, None)
+        if self._victims is not None:
+            self._note_changes(claimant, victims, spots, movers)
+
+    def _note_changes(
+        self,
+        claimant: Item,
+        victims: Sequence[Victim],
+        spots: Sequence[Spot],
+        movers: Sequence[Item],
+    ) -> None:
+        changed = {claimant, *movers, *(victim.item for victim in victims)}
+        rooms = {spot.room for spot in spots}
+        rooms |= {p.spot.room for v in victims for p in (*v.replicas, *v.held)}
+        rooms |= {p.spot.room for mover in movers for p in (*mover.evicted, *mover.running)}
+        for room in rooms:
+            changed.update(item for item, _ in self.victims_on(room.node.name))
+        self.changes.note(changed)
 
 
 def _freed_by(others: Iterable[Item], only: Room | None = None) -> dict[Room, Load]:

@@ -14,7 +14,7 @@ from scheduling.core.accounts import Account, parting
 from scheduling.core.admission import is_within_quota, is_within_share
 from scheduling.core.demand import Item, Option
 from scheduling.core.ordering import VictimKey, key_after_shrinking
-from scheduling.core.prospects import Excess, Loser, Prospects, Side, over_ratios
+from scheduling.core.prospects import Excess, Loser, Losing, Prospects, Side, over_ratios
 from scheduling.core.rooms import Room, Spot
 from scheduling.core.search import Effort, Usefulness
 from scheduling.core.state import State, Victim
@@ -86,6 +86,11 @@ class ReclaimVictims:
         self._losing: dict[Account, bool] = {}
         self._effort = effort
         self._nearest: set[NodeName] | None = None
+        self._num_tried = 0
+        self._has_found_help = False
+        self._is_known = False
+        self._alike = (item.shape.number, option.number)
+        self._whose: Losing = ((), ())
 
     def pick(self) -> Victim | None:
         """The victim with the smallest key among all projects that may lose just now.
@@ -98,9 +103,7 @@ class ReclaimVictims:
             self._has_changed_home = False
         queue = self._queue
         if queue is None:
-            self._look_around()
-            queue = self._prospects.losers(self._item.account, tuple(self._lacking), self._may_lose)
-            self._queue = queue
+            queue = self._queue = self._first_queue()
         while queue:
             key, _, account = heappop(queue)
             side = self._side(account)
@@ -124,7 +127,35 @@ class ReclaimVictims:
                 # Inside the claimant's own tree, removals lower what its side holds, too.
                 self._has_changed_home = account.path[0] is self._item.account.path[0]
                 return replace(victim, numbers=self._numbers(side))
+        if not self._is_known and not self._has_found_help and self._is_told_by_node():
+            among = self._prospects.accounts_of(self._whose)
+            self._prospects.changes.note_in_vain((*self._alike, self._whose), among)
         return None
+
+    def _first_queue(self) -> list[Loser]:
+        """Who may lose, unless it is known that nobody of them could help."""
+        prospects, account = self._prospects, self._item.account
+        self._whose = prospects.losing(account, self._may_lose)
+        changed = prospects.changes.since((*self._alike, self._whose))
+        if changed is not None and not any(self._could_help_now(other) for other in changed):
+            self._is_known = True
+            return []
+        self._look_around()
+        return prospects.losers(account, tuple(self._lacking), self._whose)
+
+    def _is_told_by_node(self) -> bool:
+        """Whether that nobody could help depends on nothing but the nodes where they run."""
+        if self._nearest is None:
+            return self._item.shape.ask.gpu.num_devices == 1
+        return not self._nearest and 2 * self._num_tried < MAX_NODES_TRIED
+
+    def _could_help_now(self, other: Item) -> bool:
+        """Whether one that could not help before does now that something has changed for it."""
+        if self._item.shape.ask.gpu.num_devices == 1:
+            return self._is_useful.is_well_placed(other) and self._could_help(other)
+        hosts = self._prospects.hosts(self._item.shape, self._option)
+        rooms = [placed.spot.room for placed in other.running]
+        return any(hosts(room) and self._could_complete(room) for room in rooms)
 
     def _look_around(self) -> None:
         shape = self._item.shape
@@ -259,8 +290,11 @@ class ReclaimVictims:
         if heap is None:
             heap = self._heaps[account] = self._first_heap(account)
         while heap:
-            if self._could_help(heap[0][1]) and self._is_useful(heap[0][1]):
-                return heap[0][0]
+            other = heap[0][1]
+            if self._is_useful.is_well_placed(other) and self._could_help(other):
+                self._has_found_help = True
+                if self._is_useful.is_past_minimum(other):
+                    return heap[0][0]
             heappop(heap)
         return None
 
@@ -279,11 +313,10 @@ class ReclaimVictims:
 
     def _could_help(self, other: Item) -> bool:
         """Whether what a workload would give up is part of what could complete a place."""
-        leaving = other.running[-1:] if other.num_surplus else other.running
         if self._nearest is not None:
-            return any(placed.spot.room.node.name in self._nearest for placed in leaving)
+            return any(placed.spot.room.node.name in self._nearest for placed in other.leaving)
         if self._item.shape.ask.gpu.num_devices == 1:
-            return any(self._could_complete_a_device(placed.spot) for placed in leaving)
+            return any(self._could_complete_a_device(placed.spot) for placed in other.leaving)
         return True
 
     def _could_complete_a_device(self, spot: Spot) -> bool:
@@ -339,7 +372,9 @@ class ReclaimVictims:
         """
         wanted = 2 * self._item.num_next + 6
         nearest: set[NodeName] = set()
-        losing = [account for account in self._prospects.accounts() if self._is_loser(account)]
+        losing = self._prospects.accounts_of(self._whose)
+        self._losing = dict.fromkeys(self._prospects.accounts(), False)
+        self._losing |= dict.fromkeys(losing, True)
         rooms = self._prospects.rooms_of(losing)
         hosts = self._prospects.hosts(self._item.shape, self._option)
         num_tried = 0
@@ -351,6 +386,7 @@ class ReclaimVictims:
                     num_tried += 1
                     if self._could_complete(room):
                         nearest.add(room.node.name)
+        self._num_tried = num_tried
         effort.was_cut_short = effort.was_cut_short or num_tried == MAX_NODES_TRIED
         return nearest
 

@@ -7,6 +7,7 @@ and 5 GiB of it add up exactly: a device has `1000 · gpu_memory_mib` of them, a
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -21,6 +22,8 @@ from scheduling.core.types import (
 
 _NUM_CLASSES = 20  # classes of room on shared devices, each a twentieth of a device
 _NO_LIMIT = 1 << 40
+RANK_BITS = 20  # a key is (how free << 20) | rank of the node's name: a million nodes
+RANK_MASK = (1 << RANK_BITS) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +53,9 @@ class Pool:
     """Nodes of one type with the same devices, and the indexes over them.
 
     Every index is a sorted list of keys, best node first: fullest where the pool is packed,
-    emptiest where it is spread, then by name.
+    emptiest where it is spread, then by name. A trial takes and gives back much between two looks
+    at an index, so a node that has changed is only noted (`stale`), and moved in them by `refresh`,
+    which whoever reads them calls before.
     """
 
     __slots__ = (
@@ -69,6 +74,7 @@ class Pool:
         "max_memory",
         "node_type",
         "nodes",
+        "stale",
         "unit_capacity",
     )
 
@@ -89,6 +95,7 @@ class Pool:
         self.by_whole: list[list[int]] = [[]]
         self.by_shared: list[list[int]] = [[] for _ in range(_NUM_CLASSES)]
         self.by_cpu: list[int] | None = None
+        self.stale: list[Room] = []
 
     def add(self, room: Room) -> None:
         self.nodes.append(room)
@@ -102,25 +109,102 @@ class Pool:
     def shared_class(self, units: int) -> int:
         return min(_NUM_CLASSES - 1, units * _NUM_CLASSES // self.unit_capacity)
 
+    def open(self, room: Room) -> None:
+        """Put a node into the indexes, and count what is free there."""
+        self.free_units += room.free
+        self.free_cpu += room.cpu
+        self.free_memory += room.memory
+        room.recount()
+        room.is_indexed = True
+        self._insert(room)
+
+    def refresh(self) -> None:
+        """Move the nodes that have changed to where they belong in the indexes."""
+        for room in self.stale:
+            room.is_stale = False
+            whole, shared, key = room.counted_whole, room.counted_shared, room.key
+            room.recount()
+            has_moved = (
+                key != self._key(room)
+                or whole != room.counted_whole
+                or shared != room.counted_shared
+            )
+            if self.has_gpus and has_moved:
+                self._remove(room, whole, shared)
+                self._insert(room)
+            if self.by_cpu is not None and room.cpu_index_key != (cpu_key := _cpu_key(room)):
+                del self.by_cpu[bisect_left(self.by_cpu, room.cpu_index_key)]
+                room.cpu_index_key = cpu_key
+                insort(self.by_cpu, cpu_key)
+        self.stale.clear()
+
+    def num_whole(self) -> int:
+        """Devices that are free as a whole, on all nodes together."""
+        self.refresh()
+        return sum(count * len(bucket) for count, bucket in enumerate(self.by_whole))
+
+    def index_cpu(self) -> list[int]:
+        """The index by free CPU, made when it is first asked for."""
+        if self.by_cpu is None:
+            for room in self.nodes:
+                room.cpu_index_key = _cpu_key(room)
+            self.by_cpu = sorted([room.cpu_index_key for room in self.nodes])
+        return self.by_cpu
+
+    def _key(self, room: Room) -> int:
+        free = room.free
+        if self.is_spread:
+            free = self.unit_capacity * room.node.num_devices - free
+        return (free << RANK_BITS) | room.rank
+
+    def _insert(self, room: Room) -> None:
+        key = room.key = self._key(room)
+        if room.counted_whole:
+            insort(self.by_whole[room.counted_whole], key)
+        if room.counted_shared:
+            insort(self.by_shared[self.shared_class(room.counted_shared)], key)
+
+    def _remove(self, room: Room, whole: int, shared: int) -> None:
+        """Take a node out of where it was when so much of it was free."""
+        if whole:
+            bucket = self.by_whole[whole]
+            del bucket[bisect_left(bucket, room.key)]
+        if shared:
+            bucket = self.by_shared[self.shared_class(shared)]
+            del bucket[bisect_left(bucket, room.key)]
+
+
+def _cpu_key(room: Room) -> int:
+    cpu = max(0, room.cpu)
+    if room.pool.is_spread:
+        cpu = max(0, room.node.cpu_milli - cpu)
+    return (cpu << RANK_BITS) | room.rank
+
 
 class Room:
-    """What is free on one node."""
+    """What is free on one node.
+
+    Attributes:
+        is_stale: It has changed since the indexes of its pool, and what is counted, were made.
+        counted_whole, counted_shared: As `whole` and `shared` were then.
+    """
 
     __slots__ = (
+        "counted_shared",
+        "counted_whole",
         "cpu",
         "cpu_index_key",
         "devices",
         "free",
         "is_indexed",
+        "is_stale",
         "key",
         "memory",
         "milli",
         "node",
         "pool",
         "rank",
-        "shared",
         "slots",
-        "whole",
     )
 
     def __init__(self, node: Node, rank: int, pool: Pool) -> None:
@@ -133,22 +217,41 @@ class Room:
         self.devices = [pool.unit_capacity] * node.num_devices
         self.milli = [0] * node.num_devices  # thousandths charged, each rounded up
         self.free = pool.unit_capacity * node.num_devices
-        self.whole = node.num_devices
-        self.shared = 0  # the largest room on a device that somebody shares
+        self.counted_whole = node.num_devices
+        self.counted_shared = 0
         self.key = 0
         self.cpu_index_key = 0
         self.is_indexed = False
+        self.is_stale = False
+
+    @property
+    def whole(self) -> int:
+        """Devices that are free as a whole."""
+        if self.is_stale:
+            return self.devices.count(self.pool.unit_capacity)
+        return self.counted_whole
+
+    @property
+    def shared(self) -> int:
+        """The largest room on a device that somebody shares."""
+        return self._largest_shared() if self.is_stale else self.counted_shared
+
+    def note(self) -> None:
+        """It has changed: its pool's indexes are to be refreshed."""
+        if self.is_indexed and not self.is_stale:
+            self.is_stale = True
+            self.pool.stale.append(self)
 
     def recount(self) -> None:
-        capacity = self.pool.unit_capacity
-        whole = shared = 0
-        for units, milli in zip(self.devices, self.milli, strict=True):
-            if units == capacity:
-                whole += 1
-            elif units > shared and milli < WHOLE_GPU_MILLI:
+        self.counted_whole = self.devices.count(self.pool.unit_capacity)
+        self.counted_shared = self._largest_shared()
+
+    def _largest_shared(self) -> int:
+        capacity, shared = self.pool.unit_capacity, 0
+        for device, units in enumerate(self.devices):
+            if shared < units < capacity and self.milli[device] < WHOLE_GPU_MILLI:
                 shared = units
-        self.whole = whole
-        self.shared = shared
+        return shared
 
     def fits_beside_gpus(self, ask: Ask) -> bool:
         return self.cpu >= ask.cpu_milli and self.memory >= ask.memory_mib and self.slots > 0
@@ -172,9 +275,8 @@ class Room:
         """The fullest shared devices that have room, then fresh ones; lowest number first."""
         capacity = self.pool.unit_capacity
         if units == capacity:
-            if self.whole < count:
-                return None
-            return tuple([i for i, free in enumerate(self.devices) if free == capacity][:count])
+            whole = [i for i, free in enumerate(self.devices) if free == capacity]
+            return tuple(whole[:count]) if len(whole) >= count else None
         fitting = sorted(
             (free, i)
             for i, free in enumerate(self.devices)

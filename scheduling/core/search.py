@@ -204,7 +204,7 @@ def _return_order(victims: list[Victim]) -> list[Victim]:
 
 class Usefulness:
     """Whether a workload, if it gave way, could help a claimant: it lies where the claimant could
-    go, and is past its minimum runtime."""
+    go, and is past its minimum runtime, which is told to the claimant's effort where it is not."""
 
     __slots__ = ("_effort", "_has_minimum", "_hosts", "_now_s", "_prospects")
 
@@ -218,14 +218,17 @@ class Usefulness:
         self._has_minimum = bool(state.policy.min_runtime_s)
 
     def __call__(self, other: Item) -> bool:
+        return self.is_well_placed(other) and self.is_past_minimum(other)
+
+    def is_well_placed(self, other: Item) -> bool:
+        """Whether it lies where the claimant could go."""
         if not other.running or other.moved:
             return False
-        leaving = other.running[-1:] if other.num_surplus else other.running
-        if not any(self._hosts(placed.spot.room) for placed in leaving):
-            return False
-        return not self._has_minimum or self._is_past_minimum(other)
+        return any(self._hosts(placed.spot.room) for placed in other.leaving)
 
-    def _is_past_minimum(self, other: Item) -> bool:
+    def is_past_minimum(self, other: Item) -> bool:
+        if not self._has_minimum:
+            return True
         until, effort = self._prospects.protected_until(other), self._effort
         if until <= self._now_s:
             return True

@@ -42,6 +42,8 @@ def ledger(random: Random) -> Ledger:
 
 def picture(made: Ledger) -> object:
     """All that a ledger knows, indexes included."""
+    for pool in made.pools:
+        pool.refresh()
     rooms = [
         (room.cpu, room.memory, room.slots, tuple(room.devices), room.free, room.whole, room.shared)
         for room in made.rooms.values()

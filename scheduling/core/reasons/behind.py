@@ -115,5 +115,5 @@ class Behind:
 
 
 def _is_new(item: Item) -> bool:
-    """Whether it starts in this cycle."""
-    return any(placed.is_new for placed in item.running)
+    """Whether it, or a replica more of it, starts in this cycle: new ones come last."""
+    return bool(item.running) and item.running[-1].is_new

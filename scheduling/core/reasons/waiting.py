@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 
 from scheduling.core.accounts import Account, Amounts
 from scheduling.core.admission import Bound, Refusal, is_within_quota, is_within_share, refusal
 from scheduling.core.decisions import Reason
 from scheduling.core.demand import Item, Option, Shape
 from scheduling.core.reasons.behind import Behind
+from scheduling.core.reasons.room_left import RoomLeft, constraint
 from scheduling.core.reasons.words import Details, Offer, gpus, moment, quantity, unit_suffix
 from scheduling.core.reservation import Reservations
-from scheduling.core.rooms import Pool, Room
 from scheduling.core.search import Effort
 from scheduling.core.state import State
 
@@ -38,8 +37,11 @@ class Waiting:
         reservations.ask_anew()
         self._behind = Behind(state)
         self._cache: dict[object, Reason] = {}
-        self._blocks: dict[Pool, int] = {}
         self._entries: dict[tuple[int, int], Details] = {}
+        self._untouched: dict[object, tuple[Details, ...]] = {}
+        self._misfits: dict[object, Reason] = {}
+        self._room_left = RoomLeft()
+        self._promised: dict[int, int] = {}
 
     def reason(self, item: Item, effort: Effort | None) -> Reason:
         """Why this workload waits: the first barrier that a person could do something about."""
@@ -82,9 +84,9 @@ class Waiting:
         )
 
     def _barrier(self, item: Item, effort: Effort) -> Reason:
-        options = list(item.options())
+        options = item.options()
         barriers = [self._refusal(item, option) for option in options]
-        entries = tuple(map(self._told, [item] * len(options), options, barriers))
+        entries = self._told_of_all(item, options, barriers)
         if not any(option.pools for option in options):
             return self._offline(item, entries)
         first = barriers[0]
@@ -93,7 +95,9 @@ class Waiting:
         allowed = [o for o, barrier in zip(options, barriers, strict=True) if barrier is None]
         if not any(option.is_possible for option in allowed):
             return self._no_fit(item, allowed[0], entries)
-        if all(self._entry(item, o).get("constraint") == "failed_here" for o in allowed):
+        if item.shape.avoided and all(
+            self._entry(item, o).get("constraint") == "failed_here" for o in allowed
+        ):
             return self._no_fit(item, allowed[0], entries)
         option = next(option for option in allowed if option.is_possible)
         return (
@@ -269,9 +273,7 @@ class Waiting:
         if not is_within_quota(item.account, option.amounts, item.num_next):
             return None
         for r, _ in option.amounts:
-            quotas = [root.quota[r] for root in state.accounts.roots]
-            promised = sum(quota for quota in quotas if quota is not None)
-            have = state.resources.capacity[r]
+            promised, have = self._promised_of(r), state.resources.capacity[r]
             if r >= 2 and promised > have:
                 return Reason(
                     "quota_exceeds_capacity",
@@ -286,6 +288,14 @@ class Waiting:
                     (self._entry(item, option),),
                 )
         return None
+
+    def _promised_of(self, r: int) -> int:
+        """The sum of all quotas."""
+        promised = self._promised.get(r)
+        if promised is None:
+            quotas = [root.quota[r] for root in self._state.accounts.roots]
+            promised = self._promised[r] = sum(quota for quota in quotas if quota is not None)
+        return promised
 
     def _gang(self, item: Item, option: Option, entries: tuple[Details, ...]) -> Reason:
         fitting = self._num_fitting(item, option)
@@ -318,6 +328,16 @@ class Waiting:
         return fitting
 
     def _no_fit(self, item: Item, option: Option, entries: tuple[Details, ...]) -> Reason:
+        """Told alike to all that ask for the same, where limits and quota let them in."""
+        if entries is not self._untouched.get((item.shape.number, item.chosen_type)):
+            return self._misfit(item, option, entries)
+        key = (item.shape.number, item.chosen_type, option.number, item.num_next)
+        reason = self._misfits.get(key)
+        if reason is None:
+            reason = self._misfits[key] = self._misfit(item, option, entries)
+        return reason
+
+    def _misfit(self, item: Item, option: Option, entries: tuple[Details, ...]) -> Reason:
         entry = self._entry(item, option)
         name = option.node_type or "the cluster"
         ask = item.shape.ask
@@ -358,6 +378,17 @@ class Waiting:
         """The numbers of one node type."""
         return self._told(item, option, self._refusal(item, option))
 
+    def _told_of_all(
+        self, item: Item, options: Sequence[Option], barriers: Sequence[Refusal | None]
+    ) -> tuple[Details, ...]:
+        if any(barriers):
+            return tuple(map(self._told, [item] * len(options), options, barriers))
+        key = (item.shape.number, item.chosen_type)
+        entries = self._untouched.get(key)
+        if entries is None:
+            entries = self._untouched[key] = tuple(self._told(item, o, None) for o in options)
+        return entries
+
     def _told(self, item: Item, option: Option, barrier: Refusal | None) -> Details:
         key = (item.shape.number, option.number)
         entry = self._entries.get(key)
@@ -367,7 +398,7 @@ class Waiting:
 
     def _free_numbers(self, shape: Shape, option: Option) -> Details:
         asked = _gpu_milli(option.amounts)
-        free = self._free_among(shape, option) if shape.avoided else self._free(option)
+        free = self._room_left.of(shape, option)
         entry: Details = {
             "node_type": option.node_type,
             "nodes": free.nodes,
@@ -379,84 +410,17 @@ class Waiting:
             "code": "no_fit",
         }
         if option.pools:
-            entry["constraint"] = _constraint(shape, option, asked, free)
+            entry["constraint"] = constraint(shape, option, asked, free)
         else:
             entry["code"] = "node_type_offline"
         return entry
 
-    def _free(self, option: Option) -> _Free:
-        """What is free on all nodes of a type."""
-        pools = option.pools
-        return _Free(
-            nodes=sum(len(pool.nodes) for pool in pools),
-            gpu_milli=sum(pool.free_units * 1000 // pool.unit_capacity for pool in pools),
-            block=max((self._block(pool) for pool in pools), default=0),
-            cpu_milli=sum(pool.free_cpu for pool in pools),
-            memory_mib=sum(pool.free_memory for pool in pools),
-        )
-
-    def _free_among(self, shape: Shape, option: Option) -> _Free:
-        """What is free on the nodes that would do: the right labels, and no failed start."""
-        rooms = [
-            room
-            for pool in option.pools
-            for room in pool.nodes
-            if room.node.name not in shape.avoided
-        ]
-        return _Free(
-            nodes=len(rooms),
-            gpu_milli=sum(room.free * 1000 // room.pool.unit_capacity for room in rooms),
-            block=max((_largest_piece(room) for room in rooms), default=0),
-            cpu_milli=sum(room.cpu for room in rooms),
-            memory_mib=sum(room.memory for room in rooms),
-        )
-
-    def _block(self, pool: Pool) -> int:
-        """The largest free piece on one node: whole devices, or part of one."""
-        block = self._blocks.get(pool)
-        if block is None:
-            whole = max((i for i, bucket in enumerate(pool.by_whole) if bucket), default=0)
-            shared = 0
-            if not whole:
-                shared = max((room.shared for room in pool.nodes), default=0)
-            block = self._blocks[pool] = whole * 1000 or shared * 1000 // pool.unit_capacity
-        return block
-
     def _is_scattered(self, item: Item, option: Option) -> bool:
         """Enough is free in all, but not together."""
         asked = _gpu_milli(option.amounts)
-        shape = item.shape
-        free = self._free_among(shape, option) if shape.avoided else self._free(option)
-        return asked > 0 and free.gpu_milli >= asked * item.num_next
-
-
-@dataclass(frozen=True, slots=True)
-class _Free:
-    """What is free on some nodes; `block` is the largest piece together on one of them."""
-
-    nodes: int
-    gpu_milli: int
-    block: int
-    cpu_milli: int
-    memory_mib: int
-
-
-def _largest_piece(room: Room) -> int:
-    """Thousandths: its whole devices, or the largest part of one."""
-    return room.whole * 1000 or room.shared * 1000 // room.pool.unit_capacity
-
-
-def _constraint(shape: Shape, option: Option, asked: int, free: _Free) -> str:
-    """What stands in the way on this node type: the first of them that does."""
-    if shape.unlabelled and all(
-        room.node.name in shape.unlabelled for pool in option.pools for room in pool.nodes
-    ):
-        return "labels"
-    if not option.is_possible:
-        return "node_size"
-    if not free.nodes:
-        return "failed_here"
-    return "gpu" if asked > free.block else "cpu_or_memory"
+        return (
+            asked > 0 and self._room_left.of(item.shape, option).gpu_milli >= asked * item.num_next
+        )
 
 
 def _gpu_milli(amounts: Amounts) -> int:
