@@ -72,6 +72,11 @@ class NvmlReader:
             util_percent_by_pid=self._util_by_pid(uuid, handle),
         )
 
+    def processes(self, uuid: str) -> tuple[ProcessReading, ...] | None:
+        """Those with a context on a device; None where the driver does not tell."""
+        handle = self._handle(uuid)
+        return None if handle is None else _processes(handle)
+
     def _handle(self, uuid: str) -> Any | None:
         if not self._is_ready:
             try:

@@ -44,6 +44,7 @@ from scheduling.agent.protocol import (
 )
 from scheduling.agent.relay import RELAY_SERVER_OPTIONS, SessionEndpoint, create_app
 from scheduling.agent.runner import Runner
+from scheduling.agent.shares import ShareWatch
 from scheduling.agent.spool import Spool
 from scheduling.agent.swap.swapping import Swapping
 from scheduling.agent.watched import SAMPLE_EVERY_S, WATCHED_EVERY_S, Watched
@@ -221,6 +222,7 @@ class Controller:
         self.orchestrator = Orchestrator(options)
         self.spool = Spool(options.zone, self.inventory.nodes, options.var / "spool")
         self.utilisation = Utilisation()
+        self.shares = ShareWatch(self.inventory, fractions)
         self.watched = Watched([each.name for each in self.inventory.nodes], time.monotonic)
         self._woken, self._changed = asyncio.Event(), asyncio.Event()
         self._sampled = asyncio.Event()
@@ -344,7 +346,7 @@ class Controller:
             relay_url=self._relay_url,
             relay_secret=self.secret,
             nodes=list(self.inventory.nodes),
-            attempts=self.swapping.of_attempts(self.runner.reports()),
+            attempts=self.shares.of_attempts(self.swapping.of_attempts(self.runner.reports())),
             is_stopping=self._is_stopping,
             loans=self.swapping.reports(),
         )
@@ -403,6 +405,7 @@ class Controller:
                     self.swapping.sampled(samples, now)
                     regions = self.runner.regions()
                     await asyncio.to_thread(self.utilisation.update, regions, time.monotonic())
+                    await asyncio.to_thread(self.shares.update, self.runner.holders())
 
     async def _send_samples_forever(self) -> None:
         while True:

@@ -300,6 +300,21 @@ class CheckpointReport:
 
 
 @dataclass(frozen=True, slots=True)
+class AroundShare:
+    """Device memory that an attempt takes around the library that holds it to its share.
+
+    Attributes:
+        used_mib: Of all its processes on the device, by the driver.
+        uncounted_mib: Of those that do not use the library at all.
+    """
+
+    device_uuid: str
+    used_mib: int
+    share_mib: int
+    uncounted_mib: int
+
+
+@dataclass(frozen=True, slots=True)
 class AttemptReport:
     """What the agent sees of one attempt. Times are Unix seconds.
 
@@ -314,6 +329,7 @@ class AttemptReport:
         is_retryable: For `refused`: whether trying again may help.
         swap: Its device memory; None where it has no device.
         idle: A session's idle signals; None for a training, and until the session answers.
+        around_share: None while all that it takes is counted.
     """
 
     attempt_id: str
@@ -334,6 +350,7 @@ class AttemptReport:
     checkpoints: list[CheckpointReport] = field(default_factory=list)
     swap: SwapReport | None = None
     idle: IdleReport | None = None
+    around_share: AroundShare | None = None
 
 
 @dataclass(frozen=True, slots=True)

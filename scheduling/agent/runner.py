@@ -251,11 +251,15 @@ class Runner:
 
     def regions(self) -> dict[str, Region]:
         """What running attempts use of their devices, where that is counted."""
-        return {
-            attempt.spec.attempt_id: attempt.region
+        return {attempt.spec.attempt_id: attempt.region for attempt in self.holders()}
+
+    def holders(self) -> list[Attempt]:
+        """Running attempts that hold devices."""
+        return [
+            attempt
             for attempt in self.attempts.values()
             if attempt.spec.devices and attempt.is_begun and not attempt.is_over
-        }
+        ]
 
     def watched(self) -> list[Watched]:
         """The sessions whose idleness is watched."""

@@ -23,10 +23,12 @@ from scheduling.agent.check import check
 from scheduling.agent.folders import Folders
 from scheduling.agent.launch import Person, Site, make_home
 from scheduling.agent.protocol import (
+    AroundShare,
     AttemptPhase,
     CheckAnswer,
     CheckRequest,
     ExitCause,
+    GrantedDevice,
     SampleBatch,
     WatchRequest,
     decode,
@@ -328,3 +330,35 @@ def test_killed_at_any_moment_of_a_start_each_workload_runs_exactly_once(
         assert (folders.home("vision", "ann") / "times").read_text() == "ran\n"
     finally:
         following.end(signal.SIGKILL)
+
+
+AROUND = """
+import ctypes as c, time
+l = c.CDLL("/run/allot/libcuda.real")
+x, p = c.c_void_p(), c.c_uint64()
+print(l.cuInit(0), l.cuDevicePrimaryCtxRetain(c.byref(x), 0), l.cuCtxSetCurrent(x),
+      l.cuMemAlloc_v2(c.byref(p), c.c_size_t(6 << 30)), flush=True)
+time.sleep(1000)
+"""
+
+
+def test_a_program_around_the_library_is_reported(agent: Agent, orchestrator: Orchestrator) -> None:
+    orchestrator.until(lambda: orchestrator.reports)
+    (offered, *_) = orchestrator.reports[0].nodes
+    devices = [
+        GrantedDevice(each.uuid, each.index, each.model, 333, 4967, is_simulated=True)
+        for each in offered.devices[:2]
+    ]
+    honest, other = (
+        spec("python", "-c", code, node=offered.name, devices=[device])
+        for code, device in zip((AROUND.replace(".real", ".so.1"), AROUND), devices, strict=True)
+    )
+    honest = replace(honest, command=[each.replace("/run/allot/", "") for each in honest.command])
+    orchestrator.want(honest, other)
+    orchestrator.until(lambda: (seen := orchestrator.seen(other)) and seen.around_share)
+    report = orchestrator.seen(other)
+    assert report is not None
+    assert report.around_share == AroundShare(devices[1].uuid, 6 * 1024, 4967, 6 * 1024)
+    seen = orchestrator.seen(honest)
+    assert seen is not None
+    assert seen.around_share is None

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from scheduling.agent.fraction import build
+from scheduling.agent.fraction.comparison import Contexts
 from scheduling.agent.fraction.region import Region
 from scheduling.agent.protocol import AttemptPhase, AttemptSpec
 from tests.agent.driver import NODE, Driver, a_third, bob, part, spec
@@ -116,6 +117,17 @@ def test_who_opens_the_real_library_leaves_the_share_as_the_page_says(driver: Dr
     assert driver.output(python(real + script)) == "0\n"
     page = Path(__file__).parents[2] / "docs" / "fractions.md"
     assert "/run/allot/libcuda.real" in page.read_text().split("## Limits of it")[1]
+
+
+def test_what_contexts_were_seen_to_take_counts_from_the_start(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    fractions = driver.site.fractions
+    assert fractions is not None
+    contexts = Contexts(tmp_path / "contexts.json")
+    contexts.saw(fractions.kind_of(NODE, a_third().model), 300 << 20)
+    monkeypatch.setattr(fractions, "contexts", contexts)
+    assert driver.output(python("start(); print(*info())")) == f"{SHARE - (300 << 20)} {SHARE}\n"
 
 
 def test_nothing_of_the_limits_can_be_changed_inside(driver: Driver) -> None:

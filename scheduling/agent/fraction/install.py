@@ -20,6 +20,7 @@ from pathlib import Path
 
 from scheduling.agent.folders import Folders, safe_name
 from scheduling.agent.fraction import build, limits, loader_cache
+from scheduling.agent.fraction.comparison import Contexts
 from scheduling.agent.fraction.limits import GpuLimit, Limits, LimitsError
 from scheduling.agent.fraction.mechanism import Facts, choose
 from scheduling.agent.fraction.region import Region
@@ -60,6 +61,7 @@ class Fractions:
     Attributes:
         lacking: Why the C parts are not there, in words; empty if they are.
         lacking_code: The same as a code, see `BuildError`.
+        contexts: What a process was seen to take of a device before it asks for anything.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class Fractions:
         """Build what is lacking; some seconds at an agent's first start."""
         self.folders, self.inventory, self.isolation = folders, inventory, isolation
         self.lacking, self.lacking_code = "", ""
+        self.contexts = Contexts(folders.root / "contexts.json")
         self.libraries: build.Libraries | None = None
         try:
             self.libraries = build.build(builds or folders.root / "fraction")
@@ -141,6 +144,15 @@ class Fractions:
             swap_note=choice.swap_note,
         )
 
+    def kind_of(self, node: str, model: str) -> str:
+        """Driver and device, which decide what a context takes."""
+        found = next((each.driver for each in self.inventory.nodes if each.name == node), "")
+        return f"{found}, {model}"
+
+    def is_held_by_driver(self, node: str) -> bool:
+        """Whether the driver itself holds sessions to their share there."""
+        return node in self.choices and self.choices[node].fraction == "driver"
+
     def driver_of(self, node: str) -> SimulatedDriver | None:
         """The libraries of a simulated node, for the agent's own calls; None for a real one."""
         return self._drivers.get(node) if self.libraries is not None else None
@@ -180,7 +192,7 @@ class Fractions:
             where = INSIDE if can_mount else attempt
             self._write_limits(spec, attempt, where, granted)
         Region.create(attempt / REGION, granted)
-        is_driver = choice is not None and choice.fraction == "driver"
+        is_driver = self.is_held_by_driver(spec.node)
         if can_mount:
             binds = tuple(self._binds(spec, attempt, granted, driver))
             environment = {} if driver is None else _found_by_variable(binds)
@@ -208,6 +220,7 @@ class Fractions:
                     device_uuid=device.uuid,
                     num_bytes=limits.share_bytes(usable, device.gpu_milli),
                     gpu_milli=device.gpu_milli,
+                    context_bytes=self.contexts.of(self.kind_of(spec.node, device.model)),
                     share_file=str(INSIDE / f"turns-{device.uuid}" if can_mount else turns),
                     share_slot=self._slot(turns, device.uuid, attempt),
                 )

@@ -19,18 +19,20 @@ from pathlib import Path
 from scheduling.agent.fraction.limits import GpuLimit, uuid_bytes
 
 MAGIC = b"ALLOTRG1"
-VERSION = 2
+VERSION = 3
 MAX_GPUS, MAX_SLOTS = 16, 1024
 _LOCK_SLOTS = 1 << 20
 # Offsets in bytes; see the C structure.
 _STATE, _GENERATION, _LAST_CALL, _HIGH, _HELD, _WAKES = 16, 12, 24, 32, 36, 40
 _GPUS, _GPU_SIZE = 64, 64
 _PROCESSES, _PROCESS_SIZE = _GPUS + MAX_GPUS * _GPU_SIZE, 64
-_GPU_NS, _CONTEXTS, _PROCESS_FLAGS = 24, 32, 40
+_NAMESPACE, _GPU_NS, _CONTEXTS, _PROCESS_FLAGS = 8, 24, 32, 40
 _USED = _PROCESSES + MAX_SLOTS * _PROCESS_SIZE
 _PENDING = _USED + MAX_GPUS * MAX_SLOTS * 8
 _SAVED = _PENDING + MAX_GPUS * MAX_SLOTS * 8
-SIZE = _SAVED + MAX_GPUS * MAX_SLOTS * 8
+_CONTEXT = _SAVED + MAX_GPUS * MAX_SLOTS * 8
+_MEASURED = _CONTEXT + MAX_GPUS * MAX_SLOTS * 8
+SIZE = _MEASURED + MAX_GPUS * MAX_SLOTS * 8
 # struct flock on 64-bit Linux: type, whence, start, length, pid.
 _FLOCK = struct.Struct("hhqqi4x")
 _F_OFD_GETLK = 36
@@ -71,18 +73,27 @@ class Process:
 
     Attributes:
         pid: As the process sees itself.
+        pid_namespace: Inode of the PID namespace in which it does.
         used_bytes: Per device, in the order of the limits.
+        context_bytes: What of it is charged for contexts.
         gpu_ns: GPU time that was charged to it, over all devices.
         contexts: Devices on which it has a context, a bit each.
     """
 
     slot: int
     pid: int
+    pid_namespace: int
     used_bytes: tuple[int, ...]
+    context_bytes: tuple[int, ...]
     saved_bytes: tuple[int, ...]
     gpu_ns: int
     contexts: int
     flags: Flag
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """Names it among all processes of the machine, as `comparison.key_of` does."""
+        return self.pid_namespace, self.pid
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +119,11 @@ class Reading:
     num_held: int
     num_wakes: int
     processes: tuple[Process, ...]
+
+    def place_of(self, device_uuid: str) -> int | None:
+        """A device's place in the order of the limits."""
+        wanted = uuid_bytes(device_uuid)
+        return self.device_uuids.index(wanted) if wanted in self.device_uuids else None
 
 
 class Region:
@@ -197,6 +213,17 @@ class Region:
         with self._opened(os.O_RDWR) as fd:
             os.pwrite(fd, struct.pack("<I", percent), _GPUS + place * _GPU_SIZE + 24)
 
+    def set_measured(self, process: Process, place: int, num_bytes: int) -> None:
+        """Have a process count so much for its contexts on a device, from its next call on.
+
+        Nothing if it has ended; who takes its slot in just this moment is put right later.
+        """
+        with self._opened(os.O_RDWR) as fd:
+            own = _exactly(fd, 4, _PROCESSES + process.slot * _PROCESS_SIZE)
+            if is_locked(fd, process.slot) and own == struct.pack("<I", process.pid):
+                cell = _MEASURED + (place * MAX_SLOTS + process.slot) * 8
+                os.pwrite(fd, struct.pack("<Q", num_bytes), cell)
+
     def _word(self, offset: int, form: str) -> int:
         with self._opened(os.O_RDONLY) as fd:
             number: int = struct.unpack(form, _exactly(fd, struct.calcsize(form), offset))[0]
@@ -234,18 +261,22 @@ def _gpus(data: bytes) -> list[tuple[bytes, int]]:
 def _processes(fd: int, high: int, num_gpus: int) -> Iterator[Process]:
     pids = _exactly(fd, high * _PROCESS_SIZE, _PROCESSES)
     used = _columns(fd, _USED, high, num_gpus)
+    contexts_of = _columns(fd, _CONTEXT, high, num_gpus)
     saved = _columns(fd, _SAVED, high, num_gpus)
     for slot in range(high):
         if is_locked(fd, slot):
             (pid,) = struct.unpack_from("<I", pids, slot * _PROCESS_SIZE)
             own = slot * _PROCESS_SIZE
+            (namespace,) = struct.unpack_from("<Q", pids, own + _NAMESPACE)
             (gpu_ns,) = struct.unpack_from("<Q", pids, own + _GPU_NS)
             (contexts,) = struct.unpack_from("<I", pids, own + _CONTEXTS)
             (flags,) = struct.unpack_from("<I", pids, own + _PROCESS_FLAGS)
             yield Process(
                 slot,
                 pid,
+                namespace,
                 tuple(column[slot] for column in used),
+                tuple(column[slot] for column in contexts_of),
                 tuple(column[slot] for column in saved),
                 gpu_ns,
                 contexts,

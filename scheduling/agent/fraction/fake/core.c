@@ -14,6 +14,7 @@
 static fake_driver *driver;
 static int visible[ALLOT_MAX_GPUS], num_visible;
 static struct CUctx_st primary[ALLOT_MAX_GPUS];
+static _Atomic int num_contexts[ALLOT_MAX_GPUS];
 static __thread CUcontext stack[MAX_STACK];
 static __thread int depth;
 
@@ -21,6 +22,7 @@ static void in_child(void)
 {
     driver = NULL;
     memset(primary, 0, sizeof primary);
+    memset((void *)num_contexts, 0, sizeof num_contexts);
     depth = 0;
 }
 
@@ -221,11 +223,29 @@ static CUresult push(CUcontext context)
     return CUDA_SUCCESS;
 }
 
+/* A process's first context on a device takes memory that no call names; its last gives it back. */
+static int begin_context(CUdevice device)
+{
+    const fake_device *found = fake_visible(device);
+    if (atomic_fetch_add(&num_contexts[device], 1) || fake_take(found, driver->context_bytes))
+        return 1;
+    atomic_fetch_sub(&num_contexts[device], 1);
+    return 0;
+}
+
+static void end_context(CUdevice device)
+{
+    if (atomic_fetch_sub(&num_contexts[device], 1) == 1)
+        fake_give(fake_visible(device), driver->context_bytes);
+}
+
 FAKE_EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
 {
     FAKE_ENTER("cuDevicePrimaryCtxRetain");
     if (!fake_visible(device))
         return CUDA_ERROR_INVALID_DEVICE;
+    if (!primary[device].num_retained && !begin_context(device))
+        return CUDA_ERROR_OUT_OF_MEMORY;
     primary[device].device = device;
     primary[device].is_primary = 1;
     primary[device].num_retained++;
@@ -238,7 +258,8 @@ FAKE_EXPORT CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device)
     FAKE_ENTER("cuDevicePrimaryCtxRelease_v2");
     if (!fake_visible(device) || !primary[device].num_retained)
         return CUDA_ERROR_INVALID_CONTEXT;
-    primary[device].num_retained--;
+    if (--primary[device].num_retained == 0)
+        end_context(device);
     return CUDA_SUCCESS;
 }
 
@@ -265,8 +286,10 @@ FAKE_EXPORT CUresult cuCtxCreate_v2(CUcontext *context, unsigned flags, CUdevice
     if (!fake_visible(device))
         return CUDA_ERROR_INVALID_DEVICE;
     CUcontext new = calloc(1, sizeof *new);
-    if (!new)
+    if (!new || !begin_context(device)) {
+        free(new);
         return CUDA_ERROR_OUT_OF_MEMORY;
+    }
     new->device = device;
     *context = new;
     return push(new);
@@ -298,6 +321,7 @@ FAKE_EXPORT CUresult cuCtxDestroy_v2(CUcontext context)
         return CUDA_ERROR_INVALID_CONTEXT;
     if (fake_current() == context)
         depth--;
+    end_context(context->device);
     free(context);
     return CUDA_SUCCESS;
 }

@@ -59,6 +59,8 @@ static void read_line(char *line)
         snprintf(driver.limits, sizeof driver.limits, "%s", rest);
     else if (!strcmp(word, "bandwidth"))
         driver.bandwidth_mib_s = strtoull(rest, NULL, 10);
+    else if (!strcmp(word, "context"))
+        driver.context_bytes = strtoull(rest, NULL, 10);
     else if (!strcmp(word, "kernel"))
         driver.kernel_ns = strtoull(rest, NULL, 10);
     else if (!strcmp(word, "fail") && driver.num_failures < FAKE_MAX_FAILURES) {

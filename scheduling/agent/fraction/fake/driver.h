@@ -5,6 +5,7 @@
  *   cuda 13000                  what cuDriverGetVersion says
  *   region /path                memory of the devices
  *   bandwidth 12000             MiB/s of a checkpoint's copy; 0: at once
+ *   context 314572800           bytes that a process's first context takes on a device; 0: none
  *   kernel 20000                ns of device time per kernel launch; 0: none
  *   limits /path                folder of the cgroup limits (driver 615 and newer)
  *   device UUID usable_bytes reserved_bytes major minor index minor_number name
@@ -31,7 +32,7 @@ typedef struct {
 typedef struct {
     char driver[64], region[ALLOT_PATH_MAX], limits[ALLOT_PATH_MAX];
     int cuda;
-    uint64_t bandwidth_mib_s, kernel_ns;
+    uint64_t bandwidth_mib_s, kernel_ns, context_bytes;
     int num_devices, num_failures;
     fake_device devices[ALLOT_MAX_GPUS];
     struct { char function[64]; int result, after, times; _Atomic int num_calls; } failures[FAKE_MAX_FAILURES];

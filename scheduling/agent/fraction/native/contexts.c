@@ -1,5 +1,5 @@
 /* Contexts: each process's takes memory that no call names, charged as a constant from the limits
- * file with the first context on a device. */
+ * file with the first context on a device. The agent says later what it really is. */
 #include "memory.h"
 #include "rules_cuda.h"
 
@@ -19,9 +19,46 @@ static void forget(void)
 
 __attribute__((constructor)) static void watch(void) { allot_session_on_fork(forget); }
 
-static uint64_t cost(allot_session *session, int gpu)
+static _Atomic uint64_t *charged(allot_session *session, int gpu)
 {
-    return session->limits->gpus[gpu].context_bytes;
+    return &session->account.map->context[gpu][session->account.slot];
+}
+
+static uint64_t measured(allot_session *session, int gpu)
+{
+    return atomic_load(&session->account.map->measured[gpu][session->account.slot]);
+}
+
+static int charge(allot_session *session, int gpu)
+{
+    uint64_t bytes = measured(session, gpu);
+    if (!bytes)
+        bytes = session->limits->gpus[gpu].context_bytes;
+    if (!allot_reserve(gpu, bytes))
+        return 0;
+    atomic_store(charged(session, gpu), bytes);
+    return 1;
+}
+
+void allot_contexts_settle(int gpu)
+{
+    allot_session *session = allot_session_get();
+    if (!session || gpu < 0)
+        return;
+    uint64_t wanted = measured(session, gpu);
+    if (__builtin_expect(!wanted || wanted == atomic_load(charged(session, gpu)), 1))
+        return;
+    pthread_mutex_lock(&mutex);
+    uint64_t before = atomic_load(charged(session, gpu));
+    if (num_contexts[gpu] && wanted != before) {
+        /* It is there whether wanted or not. The note first: dying in between, all is dropped. */
+        atomic_store(charged(session, gpu), wanted);
+        if (wanted > before)
+            allot_account_add(&session->account, (unsigned)gpu, wanted - before);
+        else
+            allot_account_release(&session->account, (unsigned)gpu, before - wanted);
+    }
+    pthread_mutex_unlock(&mutex);
 }
 
 static void note(allot_session *session, int gpu, int is_there)
@@ -43,7 +80,7 @@ static int begin(int gpu)
     if (gpu < 0)
         return 1;
     pthread_mutex_lock(&mutex);
-    int is_there = num_contexts[gpu] || allot_take(gpu, cost(session, gpu));
+    int is_there = num_contexts[gpu] || charge(session, gpu);
     if (is_there && num_contexts[gpu]++ == 0)
         note(session, gpu, 1);
     pthread_mutex_unlock(&mutex);
@@ -57,7 +94,7 @@ static void end(int gpu)
         return;
     pthread_mutex_lock(&mutex);
     if (num_contexts[gpu] && --num_contexts[gpu] == 0) {
-        allot_give(gpu, cost(session, gpu));
+        allot_give(gpu, atomic_exchange(charged(session, gpu), 0));
         note(session, gpu, 0);
     }
     pthread_mutex_unlock(&mutex);

@@ -55,6 +55,12 @@ int allot_current_gpu(void)
 
 int allot_take(int gpu, uint64_t bytes)
 {
+    allot_contexts_settle(gpu);
+    return allot_reserve(gpu, bytes);
+}
+
+int allot_reserve(int gpu, uint64_t bytes)
+{
     allot_session *session = allot_session_get();
     if (!session || gpu < 0)
         return 0;

@@ -13,6 +13,8 @@ int allot_current_gpu(void);
 
 /* Takes bytes of a device; on a miss the pools give back what they keep, and it is tried again. */
 int allot_take(int gpu, uint64_t bytes);
+/* The same for a context itself. */
+int allot_reserve(int gpu, uint64_t bytes);
 void allot_give(int gpu, uint64_t bytes);
 /* Notes what rules Swap out while this process lives; once the call that did it went well. */
 void allot_flag(unsigned flag);
@@ -37,6 +39,9 @@ int allot_find_mapping(uint64_t address, allot_thing *thing);
 int allot_lose_mapping(uint64_t start, uint64_t bytes, allot_thing *thing);
 /* Gives back all that a context held. */
 void allot_forget_context(CUcontext context);
+
+/* contexts.c: brings what is charged for this process's contexts to what the agent has measured. */
+void allot_contexts_settle(int gpu);
 
 /* pools.c: brings what is charged for pools and graphs to what the driver says. */
 void allot_pools_settle(int gpu);

@@ -10,6 +10,7 @@ static void share(int gpu, uint64_t *free_bytes, uint64_t *total)
     allot_session *session = allot_session_get();
     if (!session || gpu < 0)
         return;
+    allot_contexts_settle(gpu);
     allot_pools_settle(gpu);
     allot_graphs_settle(gpu);
     uint64_t limit = min(session->limits->gpus[gpu].bytes, *total);

@@ -11,7 +11,7 @@
 #include <unistd.h>
 
 /* A process that was stopped in the middle must not hold others for longer. */
-#define SCARCE_TRIES 5000
+#define SCARCE_NS 500000000u
 #define SCARCE_PAUSE_NS 100000
 #define PENDING_TRIES 2000
 /* A look for the dead asks the kernel about each process; who only wants to know how much is used
@@ -80,6 +80,10 @@ static void empty_slot(allot_region *map, int slot)
             atomic_store(&map->pending[gpu][slot], 0);
         if (atomic_load(&map->saved[gpu][slot]))
             atomic_store(&map->saved[gpu][slot], 0);
+        if (atomic_load(&map->context[gpu][slot]))
+            atomic_store(&map->context[gpu][slot], 0);
+        if (atomic_load(&map->measured[gpu][slot]))
+            atomic_store(&map->measured[gpu][slot], 0);
     }
     allot_region_process *process = &map->processes[slot];
     atomic_store(&process->pid, 0);
@@ -199,7 +203,7 @@ static int reserve_scarce(allot_account *account, unsigned gpu, uint64_t n, uint
     allot_region *map = account->map;
     _Atomic uint64_t *pending = &map->pending[gpu][account->slot];
     int is_reserved = 0, is_ordered = 0;
-    for (int i = 0; i < SCARCE_TRIES && !is_ordered; i++) {
+    for (uint64_t began = now_ns(); !is_ordered && now_ns() - began < SCARCE_NS;) {
         is_ordered = set_lock(account->fd, F_WRLCK, ALLOT_LOCK_SCARCE) == 0;
         if (!is_ordered)
             pause_ns(SCARCE_PAUSE_NS);

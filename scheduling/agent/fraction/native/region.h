@@ -14,7 +14,7 @@
 #include <stdint.h>
 
 #define ALLOT_REGION_MAGIC 0x314752544f4c4c41ull /* "ALLOTRG1" */
-#define ALLOT_REGION_VERSION 2u
+#define ALLOT_REGION_VERSION 3u
 #define ALLOT_MAX_GPUS 16
 #define ALLOT_MAX_SLOTS 1024
 /* Byte ranges that are locked, far behind the file's end. */
@@ -81,6 +81,10 @@ typedef struct {
     _Atomic uint64_t pending[ALLOT_MAX_GPUS][ALLOT_MAX_SLOTS];
     /* Moved to the host by a checkpoint (fake driver only). */
     _Atomic uint64_t saved[ALLOT_MAX_GPUS][ALLOT_MAX_SLOTS];
+    /* Of `used`, what is charged for contexts; and what the agent, comparing with NVML, found the
+     * driver to take beside what is asked of it, 0 before: the process brings the one to the other. */
+    _Atomic uint64_t context[ALLOT_MAX_GPUS][ALLOT_MAX_SLOTS];
+    _Atomic uint64_t measured[ALLOT_MAX_GPUS][ALLOT_MAX_SLOTS];
 } allot_region;
 
 /* One process's hold of a region. */
