@@ -77,6 +77,8 @@ class Attempt(models.Model):
         woke_at: When its device last came back to it.
         lend_asked_at: Its owner wants it swapped out without waiting for the window.
         not_lent: Why its device is not lent though it is idle: `core.decisions.Reason` as JSON.
+        around_share: `agent.protocol.AroundShare` as JSON, as it was first seen; empty while all
+            that it takes of its devices is counted.
     """
 
     id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
@@ -123,6 +125,7 @@ class Attempt(models.Model):
     woke_at = models.DateTimeField(null=True, blank=True)
     lend_asked_at = models.DateTimeField(null=True, blank=True)
     not_lent = models.JSONField(default=dict, blank=True)
+    around_share = models.JSONField(default=dict, blank=True)
 
     objects = AttemptQuerySet.as_manager()
 

@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
+import msgspec
 from django.db import transaction
 from django.db.models import Count, Q
 from django.utils import timezone
@@ -282,7 +283,11 @@ def _record_attempt(attempt: Attempt, report: protocol.AttemptReport) -> None:
         return
     before, idle_since = _visible(attempt), attempt.idle_since
     _record_checkpoints(attempt, report.checkpoints)
+    was_around = bool(attempt.around_share)
     _copy_facts(attempt, report)
+    if attempt.around_share and not was_around:
+        now, details = timezone.now(), attempt.around_share
+        record_event(workload, "around_share", at=now, attempt=attempt, details=details)
     if attempt.idle_since is None:
         note_spell(attempt, idle_since, timezone.now())
     if workload.current_id == attempt.pk:
@@ -310,6 +315,7 @@ def _visible(attempt: Attempt) -> tuple[object, ...]:
         attempt.swap_state,
         attempt.swap_obstacle,
         attempt.idle_since is None,
+        bool(attempt.around_share),
     )
 
 
@@ -327,6 +333,10 @@ def _copy_facts(attempt: Attempt, report: protocol.AttemptReport) -> None:
     if is_ready and not attempt.is_ready:
         attempt.ready_at = timezone.now()
     attempt.is_ready = attempt.is_ready or is_ready
+    if report.around_share is None:
+        attempt.around_share = {}
+    elif not attempt.around_share:
+        attempt.around_share = msgspec.to_builtins(report.around_share)
     copy_swap_facts(attempt, report, timezone.now())
 
 

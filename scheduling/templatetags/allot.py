@@ -116,6 +116,12 @@ def event_text(event: Any) -> str:
 
 
 @register.filter
+def around_share_text(attempt: Attempt) -> str:
+    """What it takes around the library that holds it to its share, in words."""
+    return texts.around_share(attempt)
+
+
+@register.filter
 def reason_text(workload: Workload) -> str:
     """Why it waits, in words; empty where nothing is recorded."""
     return texts.why(workload)

@@ -13,7 +13,7 @@ from typing import Any
 
 from django.utils.translation import gettext as _
 
-from scheduling.models import Event, Node, Phase, Wait, Workload
+from scheduling.models import Attempt, Event, Node, Phase, Wait, Workload
 from scheduling.texts.events import DISPLACED, EVENTS, WAITS
 from scheduling.texts.reasons import CORDONS, REASONS, TypeEntry, type_entry
 from scheduling.texts.remedies import Offer, offer_of
@@ -23,6 +23,7 @@ __all__ = [
     "Offer",
     "TypeEntry",
     "amount_of",
+    "around_share",
     "cordon",
     "event_sentence",
     "known_codes",
@@ -72,6 +73,11 @@ def event_sentence(event: Event) -> str:
         "is_session": event.workload.is_session,
     }
     return sentence_of(EVENTS, event.code, details) or event.code.replace("_", " ")
+
+
+def around_share(attempt: Attempt) -> str:
+    """What an attempt takes of a device around the library that holds it to its share."""
+    return sentence_of(EVENTS, "around_share", attempt.around_share)
 
 
 def wait_cause(wait: Wait) -> str:

@@ -133,6 +133,27 @@ def _checkpointed(d: Details) -> str:
     return _("Saved a checkpoint at step %(step)s, %(size)s.") % values
 
 
+def around_share(d: Details) -> str:
+    """What a workload takes of a device past the library that holds it to its share."""
+    sizes = {name: formats.memory(int(d[f"{name}_mib"])) for name in ("used", "share", "uncounted")}
+    if d["uncounted_mib"]:
+        return (
+            _(
+                "A program opened the GPU’s driver past the library that holds it to its share: "
+                "nothing counts the %(uncounted)s that it takes. All its programs take %(used)s, "
+                "the share is %(share)s."
+            )
+            % sizes
+        )
+    return (
+        _(
+            "Its programs take %(used)s of a GPU, and the share is %(share)s: one of them uses the "
+            "driver past the library that holds it to its share."
+        )
+        % sizes
+    )
+
+
 EVENTS: dict[str, Sentence] = {
     "submitted": lambda d: _by(_("Submitted."), _("Submitted by %(who)s."))(d),
     "started": _started_event,
@@ -160,6 +181,7 @@ EVENTS: dict[str, Sentence] = {
     "ended": _ended,
     "node_lost": lambda d: _("Node %(node)s no longer reports.") % {"node": d["node"]},
     "node_back": lambda d: _("Its node reports again."),
+    "around_share": around_share,
     "given_up": lambda d: _("Its node has been away for too long; it goes back to the queue."),
     **swap.EVENTS,
 }

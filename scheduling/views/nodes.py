@@ -126,6 +126,7 @@ def node(request: PageRequest, name: str) -> HttpResponse:
         "cordon": texts.cordon(row),
         "may_cordon": request.user.is_superuser,
         "rival": rival_of(row, now),
+        "around": [item for item in allocations if item.attempt and item.attempt.around_share],
         "given_up_s": GIVEN_UP_AFTER_S,
         "cards": _cards(devices, allocations, visible),
         "without_gpu": [item for item in allocations if not item.gpu_milli],

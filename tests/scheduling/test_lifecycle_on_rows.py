@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -53,6 +54,25 @@ def silence(seconds: float) -> None:
 
 def num_held() -> int:
     return sum(device.allocated_milli for device in Device.objects.all())
+
+
+def test_what_goes_around_the_share_is_told_once_until_it_ends(organisation: Organisation) -> None:
+    row = running_training(organisation)
+
+    def report(around: protocol.AroundShare | None) -> None:
+        found = attempt_report(row, "running", started_at=1.0, around_share=around)
+        organisation.agent.report(found)
+
+    first = protocol.AroundShare("GPU-1", used_mib=6444, share_mib=4967, uncounted_mib=6444)
+    for around in (first, replace(first, used_mib=7000), None, first):
+        report(around)
+    events = Event.objects.filter(workload=row, code="around_share")
+    assert [each.details["used_mib"] for each in events] == [6444, 6444]
+    attempt = Attempt.objects.get(workload=row)
+    assert attempt.around_share["share_mib"] == 4967
+    report(None)
+    attempt.refresh_from_db()
+    assert attempt.around_share == {}
 
 
 def test_a_session_runs_once_its_page_answers(organisation: Organisation) -> None:
