@@ -259,9 +259,12 @@ class Cycle:
 
     def run(self, step: Attempt) -> None:
         """One pass over everything that still waits, in order."""
-        self.hopeless.clear()
         self._gather()
-        batches = list(self.batches.values())
+        self.take_turns(step, list(self.batches.values()))
+
+    def take_turns(self, step: Attempt, batches: list[Batch]) -> None:
+        """One pass over these, in order."""
+        self.hopeless.clear()
         if step.may_evict:
             batches = [batch for batch in batches if self.state.delayed_until(batch.first) is None]
         self._queue = Queue(

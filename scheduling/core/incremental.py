@@ -8,11 +8,12 @@ the steps of the cycle are taken for it alone.
 Why that is right: in the kept state everything else that waits has failed at every step. A
 newcomer can change that only by what this module looks at: shares that rise (their projects may
 claim more) or fall (their projects may lose more), and what the newcomer then holds (its own
-project may lose more). Whoever could profit is tried for real; if one would succeed, `arrive` gives
-up and a full cycle decides. Room given away, and sums that grow, never help anybody else.
+project may lose more). Whoever could profit is tried for real; if one would succeed, the newcomer
+has its answer only where that cannot change it (`contest`), else `arrive` gives up and a full cycle
+decides. Room given away, and sums that grow, never help anybody else.
 
-What it leaves to the next full cycle: gathering scattered room for others, what victims free beyond
-the need, and the places in the queue of those behind the newcomer.
+What it leaves to the next full cycle: what others get by the arrival, gathering scattered room for
+others, what victims free beyond the need, and the places in the queue of those behind the newcomer.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from dataclasses import dataclass, replace
 
 from scheduling.core import reasons
 from scheduling.core.accounts import Account
+from scheduling.core.contest import claim_in_turn, is_certain
 from scheduling.core.cycle import (
     CONSOLIDATE,
     PREEMPT,
@@ -37,7 +39,8 @@ from scheduling.core.decisions import Decision, Hold, Plan, ProjectNumbers
 from scheduling.core.demand import Item
 from scheduling.core.ordering import Batch, WorkloadKey, workload_key
 from scheduling.core.reclaim import ReclaimVictims, may_claim
-from scheduling.core.search import Effort
+from scheduling.core.search import Effort, give_up
+from scheduling.core.stakes import Shares, borrowers, losing_by, sides_of, was_bound
 from scheduling.core.state import State
 from scheduling.core.types import (
     Policy,
@@ -52,10 +55,6 @@ from scheduling.core.types import (
 
 MAX_TRIED = 200
 """So many others are tried for one newcomer; with more, a full cycle is the cheaper answer."""
-
-
-_Shares = dict[Account, dict[int, int]]
-"""What shares were before they changed, by number of resource."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,23 +214,26 @@ class WarmPlanner:
         state.now_s = now_s
         item = self._enter(workload)
         risen, fallen = self._divide_anew(r for r, _ in item.shape.first)
-        if not self._others_fail(risen, fallen):
-            return None
+        is_alone = self._others_fail(risen, fallen)
         self._place(item)
-        if not self._nobody_could_take(_borrowers(item)):
-            return None
-        if item.pending:
+        is_alone = is_alone and self._nobody_could_take(borrowers(item))
+        if item.pending and is_alone:
             self._claim(item)
-            if not self._nobody_could_take(_borrowers(item)):
-                return None
+            is_alone = self._nobody_could_take(borrowers(item))
+        elif item.pending and (item.running or not self._claim_first(item, risen, fallen)):
+            return None
+        if not is_alone and not is_certain(item):
+            return None
         has_victims = bool(state.evictions or state.movers)
         if item.pending and item.is_preemptible and self._has_idle:
             return None  # something might be lent to it
         increment = self._conclude(item, [*item.account.path, *risen, *fallen])
-        if not has_victims:
-            self._settle_in(item, now_s)
-        is_settled = not has_victims and self._move_request(item)
-        return replace(increment, is_settled=is_settled)
+        if not is_alone or has_victims:
+            return increment
+        is_protected = self._settle_in(item, now_s)
+        # What is protected from now on is spared, and a search may find what it did not before.
+        is_settled = not is_protected or self._nobody_could_take(borrowers(item))
+        return replace(increment, is_settled=is_settled and self._move_request(item))
 
     # The newcomer in the sums.
 
@@ -259,14 +261,14 @@ class WarmPlanner:
                 level.requested[r] += changes[r]
         return self._others_fail(*self._divide_anew(changed))
 
-    def _divide_anew(self, resources: Iterable[int]) -> tuple[_Shares, _Shares]:
+    def _divide_anew(self, resources: Iterable[int]) -> tuple[Shares, Shares]:
         """Set the shares of these resources; those that rose, and those that fell."""
         accounts, asked = self._state.accounts, list(resources)
         everybody = list(accounts.by_id.values())
         before = [[account.fair[r] for r in asked] for account in everybody]
         accounts.settle_shares(asked)
-        risen: _Shares = {}
-        fallen: _Shares = {}
+        risen: Shares = {}
+        fallen: Shares = {}
         for account, shares in zip(everybody, before, strict=True):
             for r, was in zip(asked, shares, strict=True):
                 if account.fair[r] != was:
@@ -278,35 +280,37 @@ class WarmPlanner:
 
     # What it changes for others.
 
-    def _others_fail(self, risen: _Shares, fallen: _Shares) -> bool:
+    def _others_fail(self, risen: Shares, fallen: Shares) -> bool:
         """Whether everybody else fails still under the new shares."""
-        gaining = [
-            batch
-            for account, batches in self._by_account.items()
-            if any(level in risen for level in account.path)
-            for batch in batches
-            if _was_bound(batch.first, risen)
-        ]
+        gaining = self._gaining(risen)
         for batch in gaining:
             account = batch.first.account
             self._claimants[account] = self._by_account[account]
         own = [batch for batch in gaining if batch.first.account in risen]
-        losing = {
-            account: over for account, was in fallen.items() if (over := _above_quota(account, was))
-        }
-        return self._fail(own, PREEMPT) and self._fail(gaining) and self._nobody_could_take(losing)
+        return (
+            self._fail(own, PREEMPT)
+            and self._fail(gaining)
+            and self._nobody_could_take(losing_by(risen, fallen))
+        )
+
+    def _gaining(self, risen: Shares) -> list[Batch]:
+        """What a share that has risen was in the way of."""
+        return [
+            batch
+            for account, batches in self._by_account.items()
+            if any(level in risen for level in account.path)
+            for batch in batches
+            if was_bound(batch.first, risen)
+        ]
 
     def _nobody_could_take(self, losing: Mapping[Account, set[int]]) -> bool:
         """Whether all fail who might take something from these, of what they hold beyond quota."""
-        if not losing:
-            return True
-        return self._fail(
-            batch
-            for account, batches in self._claimants.items()
-            if (sides := _sides(account, losing))
-            for batch in batches
-            if self._may_take(batch.first, sides)
-        )
+        return not losing or self._fail(self._takers(losing))
+
+    def _takers(self, losing: Mapping[Account, set[int]]) -> Iterator[Batch]:
+        for account, batches in self._claimants.items():
+            if sides := sides_of(account, losing):
+                yield from (batch for batch in batches if self._may_take(batch.first, sides))
 
     def _may_take(self, item: Item, sides: Mapping[Account, set[int]]) -> bool:
         """Whether a workload asks for what a side has too much of, and that side may lose to it."""
@@ -338,15 +342,16 @@ class WarmPlanner:
         return True
 
     def _would_get(self, item: Item, rule: Rule) -> bool:
-        """Whether a claim succeeds; the state is then no longer as it was."""
+        """Whether a claim succeeds, as things stand; it is not kept."""
         cycle, effort = self._cycle, Effort()
-        gets = any(
-            rule.claim(cycle.state, cycle.prospects, item, option, effort) is not None
-            for option in item.options()
-            if option.is_possible
-        )
+        for option in item.options():
+            if option.is_possible:
+                found = rule.claim(cycle.state, cycle.prospects, item, option, effort)
+                if found is not None:
+                    give_up(cycle.state, item, found)
+                    return True
         self._note(effort)
-        return gets
+        return False
 
     def _note(self, effort: Effort | None) -> None:
         """What was in somebody's way for a time only holds until then."""
@@ -367,17 +372,36 @@ class WarmPlanner:
 
     def _claim(self, item: Item) -> None:
         """By moving others, from other projects, from its own, as in a cycle."""
-        cycle, state = self._cycle, self._state
+        cycle = self._cycle
         placed, alike = len(item.running), likeness(item)
         for rule in (CONSOLIDATE, RECLAIM, PREEMPT):
-            step = cycle.claim_by(rule)
-            cycle.hopeless.clear()
-            is_possible = item.pending and not item.evicted and state.delayed_until(item) is None
-            if is_possible and step.is_worth_trying(item):
-                _try(step.attempt, item)
+            self._claim_by(rule, item)
         for effort in (cycle.efforts.get(alike), cycle.efforts.get(likeness(item))):
             self._note(effort)
         cycle.prospects.enter(item, item.running[placed:])
+
+    def _claim_by(self, rule: Rule, item: Item) -> None:
+        step = self._cycle.claim_by(rule)
+        self._cycle.hopeless.clear()
+        is_delayed = self._state.delayed_until(item) is not None
+        if item.pending and not item.evicted and not is_delayed and step.is_worth_trying(item):
+            _try(step.attempt, item)
+
+    def _claim_first(self, item: Item, risen: Shares, fallen: Shares) -> bool:
+        """By moving others, or from other projects before anybody else claims; whether it has all
+        that it asks for."""
+        self._claim_by(CONSOLIDATE, item)
+        if not item.pending:
+            return True
+        gaining = {*self._gaining(risen), *self._takers(losing_by(risen, fallen))}
+        if item.running or item.held or len(item.pending) > item.num_next:
+            return False
+        if len(gaining) > MAX_TRIED:
+            return False
+        waiting = [batch for batches in self._by_account.values() for batch in batches]
+        return claim_in_turn(
+            self._cycle, item, waiting, gaining, lambda other: self._would_get(other, RECLAIM)
+        )
 
     def _conclude(self, item: Item, touched: Sequence[Account]) -> Increment:
         cycle = self._cycle
@@ -397,9 +421,9 @@ class WarmPlanner:
             is_settled=False,
         )
 
-    def _settle_in(self, item: Item, now_s: float) -> None:
-        """From now on it is one of those who run or wait."""
-        cycle = self._cycle
+    def _settle_in(self, item: Item, now_s: float) -> bool:
+        """From now on it is one of those who run or wait; whether it may not be stopped yet."""
+        cycle, is_protected = self._cycle, False
         if item.running:
             for placed in item.running:
                 placed.is_new = False
@@ -411,16 +435,19 @@ class WarmPlanner:
                 )
             if item.pending:
                 insort(self._queues.setdefault(queue_of(item), []), workload_key(item))
-            self._protect(item)
+            is_protected = self._protect(item)
         elif item.held:
             cycle.prospects.update(item, [], [placed.spot for placed in item.held])
         if item.pending:
             self._join(item)
+        return is_protected
 
-    def _protect(self, item: Item) -> None:
+    def _protect(self, item: Item) -> bool:
         until_s = self._cycle.prospects.protected_until(item)
-        if until_s > self._state.now_s:
+        is_protected = until_s > self._state.now_s
+        if is_protected:
             self._valid_until_s = min(self._valid_until_s, until_s)
+        return is_protected
 
     def _join(self, item: Item) -> None:
         alike = (likeness(item), self._state.delayed_until(item) is None)
@@ -439,36 +466,3 @@ def _try(attempt: object, item: Item) -> None:
     assert callable(attempt)
     while attempt(item):
         pass
-
-
-def _was_bound(item: Item, risen: _Shares) -> bool:
-    """Whether a share that has risen since was in a workload's way."""
-    count = item.num_next
-    for level in item.account.path:
-        for r, was in risen.get(level, {}).items():
-            for option in item.shape.options:
-                asked = dict(option.amounts).get(r, 0) * count
-                if asked and level.allocated[r] + asked > was:
-                    return True
-    return False
-
-
-def _sides(account: Account, losing: Mapping[Account, set[int]]) -> dict[Account, set[int]]:
-    """Of these, the ones that lie where their path and this account's part."""
-    path = account.path
-    return {
-        level: over
-        for level, over in losing.items()
-        if level not in path and (level.parent is None or level.parent in path)
-    }
-
-
-def _borrowers(item: Item) -> dict[Account, set[int]]:
-    """Where what a newcomer got lies beyond quota, its project and those above it: there is more
-    to take from them than before."""
-    got = {r for placed in (*item.running, *item.held) for r, _ in placed.amounts}
-    return {level: over for level in item.account.path if (over := _above_quota(level, got))}
-
-
-def _above_quota(account: Account, resources: Iterable[int]) -> set[int]:
-    return {r for r in resources if account.is_above_quota(r) or account.is_above_allocatable(r)}

@@ -96,6 +96,14 @@ def search(
     return Found(victims, spots)
 
 
+def give_up(state: State, item: Item, found: Found) -> None:
+    """Undo a search that has found something, as if it had not been made."""
+    for spot in found.spots:
+        state.ledger.give_back(spot, item.shape.ask)
+    for victim in reversed(found.victims):
+        state.put_back(victim)
+
+
 def _try(state: State, item: Item, option: Option, source: VictimSource) -> list[Spot] | None:
     """Places for the claimant as things stand, taken in the ledger, if limits and quota allow it
     too.

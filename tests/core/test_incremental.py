@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduling.core.cycle import plan
-from scheduling.core.decisions import Decision, Evict, Hold, Move, Plan
+from scheduling.core.decisions import Decision, Evict, Hold, Move, Plan, Start
 from scheduling.core.incremental import Increment, WarmPlanner
 from scheduling.core.scenario import follow
 from scheduling.core.types import NodeTypeName, Policy, ReplicaState, Snapshot, Workload
@@ -49,7 +51,10 @@ def check_increment(
     # Room gathered for others is the full cycle's matter; it changes the numbers of a sentence.
     moved = any(isinstance(d, Move) and d.claimant != newcomer.id for d in full.decisions)
     if not moved:
-        assert list(increment.decisions) == for_newcomer(full, newcomer)
+        expected = for_newcomer(full, newcomer)
+        if not increment.is_settled:
+            expected = [told_at_once(decision, increment.decisions) for decision in expected]
+        assert list(increment.decisions) == expected
     if increment.is_settled and not moved:
         before = {hold.workload: hold.held for hold in waiting(snapshot, increment)}
         for decision in full.decisions:
@@ -61,6 +66,18 @@ def check_increment(
             assert numbers == full.numbers[project]
     decisions = (*increment.decisions, *waiting(grown, increment))
     return check_plan(grown, Plan(decisions, full.numbers, {}), now_s)
+
+
+def told_at_once(decision: Decision, told: Sequence[Decision]) -> Decision:
+    """Where others of its project get something in the same cycle, a start is told by a full cycle
+    what its project holds with that, and by an increment, which leaves it to the next, without."""
+    last = told[-1]
+    if not isinstance(decision, Start) or not isinstance(last, Start):
+        return decision
+    reason, details = decision.reason, dict(decision.reason.details)
+    details.pop("allocated")
+    assert {key: last.reason.details[key] for key in details} == details
+    return replace(decision, reason=replace(last.reason, code=reason.code, offers=reason.offers))
 
 
 def waiting(snapshot: Snapshot, increment: Increment) -> list[Hold]:
@@ -102,6 +119,26 @@ def story(random: Random, policy: Policy, *, fits: bool) -> Counter[str]:
     return answers
 
 
+@pytest.mark.parametrize(
+    "seed",
+    [
+        *(253, 1232, 1417),  # a session starts; another project may take from its project for that
+        *(4031, 5932, 7196),  # others gain by its request, too; it comes first
+        *(1912, 2089, 2356),  # they come first, or it gets nothing
+        *(2443, 3139, 7030),  # it has claimed a place, and others gain by that
+        *(100, 500, 2140),  # it starts, and might be stopped at once
+    ],
+)
+def test_so_it_does_where_others_gain_by_its_arrival(seed: int) -> None:
+    story(Random(seed), Policy(), fits=True)
+
+
+@pytest.mark.parametrize("seed", [2358])
+def test_what_is_protected_from_its_start_on_may_turn_a_search_to_others(seed: int) -> None:
+    random = Random(seed)
+    story(random, other_policy(random), fits=True)
+
+
 def plain(arrived: Workload) -> Workload:
     """Without predictions: where room may be kept for gangs, a full cycle is always asked."""
     return replace(arrived, expected_end_s=None, expected_run_s=None)
@@ -117,11 +154,14 @@ def test_a_newcomer_gets_what_a_full_cycle_would_give_it(seed: int, fits: bool) 
 @given(st.integers(0, 10**9))
 def test_so_it_does_under_other_policies(seed: int) -> None:
     random = Random(seed)
-    policy = Policy(
+    story(random, other_policy(random), fits=True)
+
+
+def other_policy(random: Random) -> Policy:
+    return Policy(
         min_runtime_s={NodeTypeName("t4"): 25.0},
         placement={NodeTypeName("a100"): "spread"},
         max_victims=random.choice((0, 1, 3, 256)),
         consolidation_max_moves=random.choice((0, 2, 16)),
         preemption_delay_s=random.choice((0.0, 15.0)),
     )
-    story(random, policy, fits=True)

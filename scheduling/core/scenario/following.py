@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from operator import is_
 
 from scheduling.core.decisions import Decision, Evict, Hold, Lend, Move, Plan, Recall, Start
 from scheduling.core.failing_nodes import without
@@ -13,6 +14,7 @@ from scheduling.core.types import (
     ReplicaId,
     ReplicaState,
     Snapshot,
+    Workload,
 )
 
 
@@ -56,13 +58,7 @@ def follow(snapshot: Snapshot, decided: Plan, now_s: float) -> Snapshot:
     return replace(
         snapshot,
         nodes=without(snapshot.nodes, decided.cordons),
-        workloads=tuple(
-            replace(
-                workload,
-                replicas=tuple(_after(replica, orders, now_s) for replica in workload.replicas),
-            )
-            for workload in snapshot.workloads
-        ),
+        workloads=tuple(_carried_out(workload, orders, now_s) for workload in snapshot.workloads),
         loans=(
             *(loan for loan in snapshot.loans if loan.borrower not in over),
             *orders.loans,
@@ -71,6 +67,14 @@ def follow(snapshot: Snapshot, decided: Plan, now_s: float) -> Snapshot:
 
 
 _STAYS = (ReplicaState.RUNNING, ReplicaState.LENT, ReplicaState.PARKED)
+
+
+def _carried_out(workload: Workload, orders: _Orders, now_s: float) -> Workload:
+    """A workload after a plan was carried out: the same one where nothing has changed."""
+    replicas = tuple([_after(replica, orders, now_s) for replica in workload.replicas])
+    if all(map(is_, replicas, workload.replicas)):
+        return workload
+    return replace(workload, replicas=replicas)
 
 
 def _after(replica: Replica, orders: _Orders, now_s: float) -> Replica:
@@ -87,4 +91,7 @@ def _after(replica: Replica, orders: _Orders, now_s: float) -> Replica:
     place = orders.held.get(name)
     if place is None and replica.state is ReplicaState.RELEASING:
         place = replica.held
+    is_same = replica.state is ReplicaState.PENDING and replica.placement is None
+    if is_same and replica.held == place:
+        return replica
     return Replica(name, ReplicaState.PENDING, None, place, replica.started_s)

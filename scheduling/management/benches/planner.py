@@ -144,7 +144,7 @@ def newcomers(size: Size, snapshot: Snapshot, count: int) -> list[Workload]:
 
 def _settled(size: Size) -> Snapshot:
     """That cluster once a full cycle changes nothing any more."""
-    snapshot = _busy(size)
+    snapshot = build(size)
     for _ in range(MAX_SETTLING_CYCLES):
         planner = WarmPlanner(snapshot, Policy(), 0.0)
         if planner.is_warm:
