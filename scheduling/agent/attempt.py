@@ -452,7 +452,10 @@ class Attempt:
     def _clean(self) -> None:
         """In a thread: remove what only a running attempt needs."""
         if self.site.isolation.cgroups is not None:
-            self.site.isolation.cgroups.cgroup(self.folder.name).remove()
+            cgroup = self.site.isolation.cgroups.cgroup(self.folder.name)
+            if self.site.fractions is not None:
+                self.site.fractions.lift_driver_limits(self.spec, cgroup)
+            cgroup.remove()
         self.site.folders.socket(self.spec.attempt_id).unlink(missing_ok=True)
         shutil.rmtree(self.site.folders.session(self.spec.attempt_id), ignore_errors=True)
         if self.site.fractions is not None:

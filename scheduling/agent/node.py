@@ -39,6 +39,7 @@ class SimulatedNode:
         usable_mib, reserved_mib: Of each device, as NVML's second version tells them.
         capability: CUDA compute capability of the devices.
         bandwidth_mib_s: Of a copy between a device and the host.
+        driver: Its version; empty for that of the simulated driver itself.
     """
 
     name: str
@@ -51,6 +52,7 @@ class SimulatedNode:
     reserved_mib: int = 0
     capability: tuple[int, int] = (0, 0)
     bandwidth_mib_s: int = 0
+    driver: str = ""
 
 
 DEMO: Final = (

@@ -75,7 +75,9 @@ class Shim:
             self.cgroup.create(limits)
             if wanted := self.launch["driver_limits"]:
                 # Before anything runs in it; what the driver refuses is not started without.
-                driver_limits.apply(str(self.cgroup.folders[0]), wanted)
+                driver_limits.apply(
+                    str(self.cgroup.folders[0]), wanted["num_bytes"], wanted["library"]
+                )
         self.state = {"phase": "starting"}
         folders.write_json(folders.STATE, self.state, dir_fd=self.folder_fd)
 
@@ -309,16 +311,10 @@ class Shim:
             record["cause"] = self.stop.cause if self.stop else None
             record["is_terminated"] = bool(self.stop and self.stop.is_terminated)
             record["has_saved"] = bool(self.stop and self.stop.has_saved)
-        if self.cgroup is not None:
-            self.lift_driver_limits(self.cgroup)
+        # Else the agent lifts the driver's limits first: before us its library is the proxy.
+        if self.cgroup is not None and not self.launch["driver_limits"]:
             self.cgroup.remove()
         self.record_exit(record)
-
-    def lift_driver_limits(self, cgroup: Cgroup) -> None:
-        """Give back what the driver reserved for the cgroup, before it goes."""
-        if wanted := self.launch["driver_limits"]:
-            with suppress(OSError):
-                driver_limits.lift(str(cgroup.folders[0]), wanted)
 
     def record_exit(self, record: dict[str, Any]) -> None:
         """Write the exit record, waiting for room on a full disk."""

@@ -50,7 +50,8 @@ _NOT_HELD: Final[Mapping[str, Text]] = {
 }
 _SWAPS: Final[Mapping[str, Text]] = {
     "custom_storage": lambda: _(
-        "The driver moves device memory into memory that the agent keeps ready."
+        "The driver moves device memory to the host and back. It could copy into memory that the "
+        "agent keeps ready, which is faster; that is not built yet."
     ),
     "checkpoint": lambda: _("The driver moves device memory to the host and back."),
     "unproven_before_turing": lambda: _(

@@ -68,7 +68,8 @@ SENTENCES = {
     "T4 at 615": (
         "The driver itself holds each session to its share of memory. Time on the device is "
         "shared in proportion.",
-        "The driver moves device memory into memory that the agent keeps ready.",
+        "The driver moves device memory to the host and back. It could copy into memory that the "
+        "agent keeps ready, which is faster; that is not built yet.",
     ),
     "T4 at 570 without mounts": (
         "A preloaded library holds programs to their share; some can avoid it, since this node "

@@ -120,7 +120,7 @@ def test_a_limit_is_set_read_back_and_lifted(limited: tuple[str, str, World]) ->
     cgroup, library, _ = limited
     driver_limits.apply(cgroup, {UUIDS[0]: 5 * GIB}, library)
     assert driver_limits.read(cgroup, UUIDS[0], library) == (5 * GIB, 5 * GIB)
-    driver_limits.lift(cgroup, {UUIDS[0]: 5 * GIB}, library)
+    driver_limits.lift(cgroup, [UUIDS[0]], library)
     assert driver_limits.read(cgroup, UUIDS[0], library) == (0, driver_limits.UNLIMITED)
 
 

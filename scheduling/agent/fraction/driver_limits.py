@@ -1,19 +1,20 @@
 """Memory limits that the driver itself enforces (615 and newer), per cgroup and device.
 
-Set on the leaf cgroup once it is there and before the workload starts, soft = hard; read back; and
-lifted before the cgroup goes, since ancestors may keep a reservation otherwise. ctypes and nothing
-else: the shim of an attempt does this.
+Set on the leaf cgroup once it is there and before the workload starts, soft = hard, and read back:
+by the attempt's shim. Lifted before the cgroup goes, since ancestors may keep a reservation
+otherwise: by the agent, since the shim may have been killed, and sees the proxy by then. ctypes and
+nothing else.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 UNLIMITED = 2**64 - 1
-_LIBRARY = "libnvidia-ml.so.1"
+LIBRARY = "libnvidia-ml.so.1"
 _NOT_SUPPORTED = 3
 
 
@@ -69,7 +70,7 @@ def _set(nvml: Any, cgroup: str, uuid: str, soft: int, hard: int) -> None:
     _check(result, f"memory limit of {uuid}")
 
 
-def read(cgroup: str, uuid: str, library: str = _LIBRARY) -> tuple[int, int]:
+def read(cgroup: str, uuid: str, library: str = LIBRARY) -> tuple[int, int]:
     """Soft and hard limit in bytes.
 
     Raises:
@@ -86,7 +87,7 @@ def _read(nvml: Any, cgroup: str, uuid: str) -> tuple[int, int]:
     return int(found.soft), int(found.hard)
 
 
-def apply(cgroup: str, limits: Mapping[str, int], library: str = _LIBRARY) -> None:
+def apply(cgroup: str, limits: Mapping[str, int], library: str = LIBRARY) -> None:
     """Limit a cgroup on each device, and see that the driver has it.
 
     Raises:
@@ -99,12 +100,12 @@ def apply(cgroup: str, limits: Mapping[str, int], library: str = _LIBRARY) -> No
                 raise DriverLimitError(f"memory limit of {uuid}: the driver did not keep it")
 
 
-def lift(cgroup: str, limits: Mapping[str, int], library: str = _LIBRARY) -> None:
+def lift(cgroup: str, uuids: Iterable[str], library: str = LIBRARY) -> None:
     """Lift what was set, before the cgroup is removed.
 
     Raises:
         DriverLimitError: see there.
     """
     with _nvml(library) as nvml:
-        for uuid in limits:
+        for uuid in uuids:
             _set(nvml, cgroup, uuid, 0, UNLIMITED)

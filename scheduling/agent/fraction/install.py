@@ -18,8 +18,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from scheduling.agent.cgroups import Cgroup
 from scheduling.agent.folders import Folders, safe_name
-from scheduling.agent.fraction import build, limits, loader_cache
+from scheduling.agent.fraction import build, driver_limits, limits, loader_cache
 from scheduling.agent.fraction.comparison import Contexts
 from scheduling.agent.fraction.limits import GpuLimit, Limits, LimitsError
 from scheduling.agent.fraction.mechanism import Facts, choose
@@ -47,12 +48,13 @@ class Installed:
 
     Attributes:
         environment: Variables that must hold (only where nothing can be mounted).
-        driver_limits: Bytes per device that the driver itself is to enforce.
+        driver_limits: What the driver itself is to enforce: `num_bytes` per device, through
+            `library`; empty where it is not.
     """
 
     binds: tuple[Bind, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
-    driver_limits: Mapping[str, int] = field(default_factory=dict)
+    driver_limits: Mapping[str, object] = field(default_factory=dict)
 
 
 class Fractions:
@@ -82,16 +84,17 @@ class Fractions:
         except build.BuildError as error:
             self.lacking, self.lacking_code = str(error), error.code
             log.warning("fractions of devices are not enforced: %s", error)
-        self.choices = {
-            node.name: choose(self._facts(node)) for node in inventory.nodes if node.devices
-        }
         self._drivers = {
             node.name: SimulatedDriver(
                 folders.root / "simulated" / safe_name(node.name, "node"),
                 _declared(inventory, node),
+                inventory.declared[node.name].driver or DRIVER,
             )
             for node in inventory.nodes
             if node.is_simulated
+        }
+        self.choices = {
+            node.name: choose(self._facts(node)) for node in inventory.nodes if node.devices
         }
         self._mutex = threading.Lock()
 
@@ -117,7 +120,7 @@ class Fractions:
 
     def _facts(self, node: NodeReport) -> Facts:
         hierarchy = self.isolation.cgroups
-        driver = DRIVER if node.is_simulated else node.driver
+        driver = self._drivers[node.name].version if node.is_simulated else node.driver
         return Facts(
             driver=int(driver.split(".")[0] or 0),
             capability=self.inventory.capabilities.get(node.name, (0, 0)),
@@ -133,7 +136,9 @@ class Fractions:
         choice = self.choices.get(node.name)
         if choice is None:
             return node
-        driver = f"{DRIVER} (simulated)" if node.is_simulated and self.libraries else node.driver
+        driver = node.driver
+        if node.is_simulated and self.libraries:
+            driver = f"{self._drivers[node.name].version} (simulated)"
         return replace(
             node,
             driver=driver,
@@ -192,7 +197,6 @@ class Fractions:
             where = INSIDE if can_mount else attempt
             self._write_limits(spec, attempt, where, granted)
         Region.create(attempt / REGION, granted)
-        is_driver = self.is_held_by_driver(spec.node)
         if can_mount:
             binds = tuple(self._binds(spec, attempt, granted, driver))
             environment = {} if driver is None else _found_by_variable(binds)
@@ -201,8 +205,27 @@ class Fractions:
         return Installed(
             binds=binds,
             environment=environment,
-            driver_limits={gpu.device_uuid: gpu.num_bytes for gpu in granted if is_driver},
+            driver_limits={
+                "library": self._nvml_of(spec.node),
+                "num_bytes": {gpu.device_uuid: gpu.num_bytes for gpu in granted},
+            }
+            if granted and self.is_held_by_driver(spec.node)
+            else {},
         )
+
+    def _nvml_of(self, node: str) -> str:
+        driver = self.driver_of(node)
+        return driver_limits.LIBRARY if driver is None else str(driver.nvml)
+
+    def lift_driver_limits(self, spec: AttemptSpec, cgroup: Cgroup) -> None:
+        """Have the driver forget an attempt's cgroup, which is about to go."""
+        if not (spec.devices and self.is_held_by_driver(spec.node) and cgroup.exists()):
+            return
+        uuids = [device.uuid for device in spec.devices]
+        try:
+            driver_limits.lift(str(cgroup.folders[0]), uuids, self._nvml_of(spec.node))
+        except OSError as error:
+            log.warning("the driver keeps its limits of %s: %s", spec.attempt_id, error)
 
     def remove(self, attempt_id: str) -> None:
         """Remove what lies outside an ended attempt's folder."""

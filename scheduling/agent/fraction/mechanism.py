@@ -49,7 +49,8 @@ class Choice:
         fraction: `mig`, `driver`, `proxy`, `preload` or `none`.
         fraction_note: Why.
         shares_time: Whether sessions get time of the device in proportion to their fractions.
-        swap: `storage` (checkpoint into the agent's memory), `checkpoint` or `none`.
+        swap: `storage` (checkpoint; into the agent's memory as well, which is not used yet),
+            `checkpoint` or `none`.
         swap_note: Why.
     """
 

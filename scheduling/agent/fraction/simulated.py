@@ -45,6 +45,7 @@ class SimulatedDriver:
 
     folder: Path
     devices: tuple[SimulatedDevice, ...]
+    version: str = DRIVER
 
     @property
     def cuda(self) -> Path:
@@ -61,6 +62,11 @@ class SimulatedDriver:
         """What all processes on this node use of its devices."""
         return self.folder / "devices"
 
+    @property
+    def limits(self) -> Path:
+        """The driver's own limits of cgroups, a file each."""
+        return self.folder / "limits"
+
     def make(self, libraries: Libraries) -> None:
         """Make what is not there, and renew the libraries; running sessions keep theirs."""
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -71,8 +77,11 @@ class SimulatedDriver:
             temporary.chmod(0o755)
             temporary.replace(target)
         self._make_memory()
+        # Only root sets limits, hence only the agent's own driver knows where they are kept.
+        self.limits.mkdir(exist_ok=True)
         (self.folder / "driver.conf").write_text(
             self.configuration([each.uuid for each in self.devices], self.memory)
+            + f"limits {self.limits}\n"
         )
 
     def _make_memory(self) -> None:
@@ -93,7 +102,7 @@ class SimulatedDriver:
         seen = [each for uuid in uuids for each in self.devices if each.uuid == uuid]
         bandwidth = min((each.bandwidth_mib_s for each in seen), default=0)
         lines = [
-            f"driver {DRIVER}",
+            f"driver {self.version}",
             f"cuda {CUDA}",
             f"region {memory}",
             f"bandwidth {bandwidth}",
