@@ -77,9 +77,10 @@ class Warm:
         if planner.is_warm:
             self._planner, self._taken, self._mark = planner, taken, mark
             self._since = time.monotonic()
-            # Large and here to stay: the collector need not look through it again and again.
-            gc.collect()
-            gc.freeze()
+            if not planner.has_loans:
+                # Large and here to stay: the collector need not look through it again and again.
+                gc.collect()
+                gc.freeze()
 
     def resume(self) -> None:
         """Be warm again from memory alone, where nothing else has happened since: for benches."""
@@ -116,7 +117,8 @@ class Warm:
             return None
         changes = feed.since(self._mark)
         arrived = self._only_arrivals(changes)
-        if arrived is None:
+        if arrived is None or (planner.has_loans and not arrived):
+            # Loans come and go in time: of them a full cycle is asked again and again.
             self.drop()
             return None
         self._mark = changes.mark

@@ -96,19 +96,24 @@ class WarmPlanner:
                 self._state.dissolve()
 
     def _has_settled(self) -> bool:
-        """Whether that plan leaves all as it is, and nothing is lent, which comes and goes."""
+        """Whether that plan leaves all as it is."""
         plan = self.plan
         return (
             self._cycle.num_changes == 0
             and all(isinstance(decision, Hold) for decision in plan.decisions)
-            and not self._state.bodies.items
             and not self._state.set_aside
             and not plan.cordons
         )
 
+    @property
+    def has_loans(self) -> bool:
+        """Something is lent, and only what starts beside it is answered."""
+        return bool(self._state.bodies.items)
+
     def _prepare(self, now_s: float) -> None:
         """Note who could claim, who waits where, and until when time alone changes nothing."""
         cycle = self._cycle
+        cycle.prospects.prepare()
         self._by_account: dict[Account, list[Batch]] = {}
         for batch in cycle.batches.values():
             self._by_account.setdefault(batch.first.account, []).append(batch)
@@ -214,6 +219,8 @@ class WarmPlanner:
         state.now_s = now_s
         item = self._enter(workload)
         risen, fallen = self._divide_anew(r for r, _ in item.shape.first)
+        if self.has_loans:
+            return self._start_beside_loans(item, [*item.account.path, *risen, *fallen])
         is_alone = self._others_fail(risen, fallen)
         self._place(item)
         is_alone = is_alone and self._nobody_could_take(borrowers(item))
@@ -234,6 +241,16 @@ class WarmPlanner:
         # What is protected from now on is spared, and a search may find what it did not before.
         is_settled = not is_protected or self._nobody_could_take(borrowers(item))
         return replace(increment, is_settled=is_settled and self._move_request(item))
+
+    def _start_beside_loans(self, item: Item, touched: Sequence[Account]) -> Increment | None:
+        """While something is lent, only what starts in free capacity and stays there is certain:
+        borrowers come after that, and a full cycle looks at them next."""
+        self._state.lower_loan_shadows()
+        self._place(item)
+        self._state.lift_loan_shadows()
+        if item.held or not item.running or not is_certain(item):
+            return None
+        return self._conclude(item, touched)
 
     # The newcomer in the sums.
 

@@ -78,6 +78,12 @@ class Prospects:
                     self._victims.setdefault(item.account.id, []).append(item)
         return self._victims
 
+    def prepare(self) -> None:
+        """Find out now what the first claim would ask for."""
+        for project in self.victims_by_project():
+            self.victim_heap(project)
+        self._index_victims()
+
     def victim_heap(self, project: ProjectId) -> list[tuple[VictimKey, Item]]:
         """A project's workloads that could give way, first victim first; copy it before
         changing.
@@ -217,6 +223,9 @@ class Prospects:
 
     def victims_on(self, name: NodeName) -> list[tuple[Item, Placed]]:
         """Preemptible replicas that ran on a node when it was first asked for."""
+        return self._index_victims().get(name, [])
+
+    def _index_victims(self) -> dict[NodeName, list[tuple[Item, Placed]]]:
         if self._on_node is None:
             self._on_node = {}
             for items in self.victims_by_project().values():
@@ -224,7 +233,7 @@ class Prospects:
                     for placed in item.running:
                         node = placed.spot.room.node.name
                         self._on_node.setdefault(node, []).append((item, placed))
-        return self._on_node.get(name, [])
+        return self._on_node
 
     def accounts(self) -> Iterable[Account]:
         """Projects that had somebody who could give way."""

@@ -272,9 +272,7 @@ class State:
             self._shadows.append((room, shadow))
             self.ledger.shade(room, shadow, 1)
         self.ledger.index()
-        self._loan_shadows = {}
-        for name in self.bodies.loads:
-            self._shade_loans(name)
+        self.lower_loan_shadows()
 
     def lift_shadows(self) -> None:
         """From here on, what victims still occupy may be promised to claimants."""
@@ -291,6 +289,12 @@ class State:
         for name, shadow in (self._loan_shadows or {}).items():
             self.ledger.shade(self.ledger.rooms[name], shadow, -1)
         self._loan_shadows = None
+
+    def lower_loan_shadows(self) -> None:
+        """Hide what borrowers occupy, until it is lifted."""
+        self._loan_shadows = {}
+        for name in self.bodies.loads:
+            self._shade_loans(name)
 
     def _shade_loans(self, name: NodeName) -> None:
         """Hide, while loan shadows are kept, what borrowers take on a node beside what is leaving

@@ -24,7 +24,13 @@ SMALL = {"nodes": 12, "running": 40, "pending": 60, "projects": 20}
         ("cycle", {"cycle_s", "cycle_cpu_s", "placements_per_s", "peak_rss_mib"}),
         (
             "incremental",
-            {"decide_s", "decided_by_full_cycle", "followed_by_full_cycle", "peak_rss_mib"},
+            {
+                "decide_s",
+                "decide_cpu_s",
+                "decided_by_full_cycle",
+                "followed_by_full_cycle",
+                "peak_rss_mib",
+            },
         ),
         ("reclaim", {"decide_s", "full_cycle_s", "peak_rss_mib"}),
     ],

@@ -12,7 +12,20 @@ from hypothesis import strategies as st
 
 from scheduling.core.cycle import plan
 from scheduling.core.decisions import Evict, Hold, Lend, Move, Recall, Start
-from scheduling.core.types import Policy, Replica, ReplicaState, Snapshot
+from scheduling.core.incremental import Increment, WarmPlanner
+from scheduling.core.scenario import follow
+from scheduling.core.types import (
+    GpuRequest,
+    Idleness,
+    Kind,
+    Policy,
+    Replica,
+    ReplicaState,
+    Snapshot,
+    Workload,
+)
+from tests.core import small
+from tests.core.test_incremental import plain, told_at_once
 from tests.core.test_plans import settle
 from tests.core.worlds import arrive, close_loans, cluster, leave, rest, workload
 
@@ -23,6 +36,21 @@ def _grow(random: Random, snapshot: Snapshot, number: int) -> Snapshot:
     for i in range(random.randint(1, 8)):
         snapshot = arrive(snapshot, workload(random, snapshot, number + i))
     return snapshot
+
+
+def _small(random: Random, newcomer: Workload) -> Workload:
+    """A session so small that it may fit beside all that runs."""
+    return replace(
+        newcomer,
+        kind=Kind.INTERACTIVE,
+        priority=100,
+        is_preemptible=False,
+        gpu=random.choice((GpuRequest(), GpuRequest(1, 100))),
+        cpu_milli=500,
+        min_replicas=1,
+        replicas=newcomer.replicas[:1],
+        node_types=None,
+    )
 
 
 @settings(max_examples=80, deadline=None, derandomize=True)
@@ -37,6 +65,58 @@ def test_plans_with_loans_settle(seed: int, fits: bool) -> None:
         snapshot = _grow(random, snapshot, 10 * wave)
         snapshot = settle(snapshot, policy, now_s, random)
         snapshot = settle(rest(random, snapshot, now_s), policy, now_s, random)
+
+
+@settings(max_examples=80, deadline=None, derandomize=True)
+@given(st.integers(0, 10**9))
+def test_a_newcomer_that_starts_beside_loans_is_answered_as_by_a_full_cycle(seed: int) -> None:
+    random = Random(seed)
+    snapshot = cluster(random)
+    for wave in range(3):
+        now_s = 1000.0 * (wave + 1)
+        for after in (_grow(random, snapshot, 10 * wave), None):
+            snapshot = after or rest(random, snapshot, now_s)
+            for _ in range(6):
+                snapshot = follow(snapshot, plan(snapshot, Policy(), now_s), now_s)
+        planner = WarmPlanner(snapshot, Policy(), now_s)
+        if not planner.is_warm:
+            continue
+        newcomer = _small(random, plain(workload(random, snapshot, 10 * wave + 9)))
+        increment = planner.arrive(newcomer, now_s)
+        if increment is not None and snapshot.loans:
+            full = plan(arrive(snapshot, newcomer), Policy(), now_s, with_estimates=False)
+            assert list(increment.decisions) == [
+                told_at_once(d, increment.decisions)
+                for d in full.decisions
+                if d.workload == newcomer.id
+            ]
+            assert not planner.is_warm, "a full cycle looks at the loans"
+
+
+def test_a_session_starts_beside_a_loan_without_a_full_cycle() -> None:
+    """Only what starts beside it: a training, or a session with no room left, waits for that."""
+    resting = Idleness(0.0, expected_left_s=3600.0, memory_mib=3000)
+    parts = small.snapshot(
+        small.node("n", 2),
+        small.project("p", 2000),
+        small.project("q", 0),
+        small.session("lender", "p", 1000, "n:0", idle=resting),
+        small.session("beside", "p", 500, "n:1"),
+        small.training("borrower", "q", 1000),
+    )
+    parts = follow(parts, plan(parts, Policy(), 1000.0), 1000.0)
+    assert [loan.borrower for loan in parts.loans] == ["borrower/0"]
+
+    def answer(newcomer: Workload) -> Increment | None:
+        planner = WarmPlanner(parts, Policy(), 1000.0)
+        assert planner.is_warm
+        return planner.arrive(newcomer, 1001.0)
+
+    started = answer(small.session("new", "p", 500))
+    assert started is not None
+    assert isinstance(started.decisions[-1], Start)
+    assert answer(small.session("new", "p", 1000)) is None
+    assert answer(small.training("new", "p", 500)) is None
 
 
 @settings(max_examples=80, deadline=None, derandomize=True)

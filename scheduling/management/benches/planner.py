@@ -79,16 +79,18 @@ def incremental(size: Size, runs: int, warmup: int) -> Report:
     planner = WarmPlanner(snapshot, Policy(), 0.0)
     arrivals = newcomers(size, snapshot, warmup + runs)
     times: list[float] = []
+    cpu: list[float] = []
     full = after = 0
     with frozen():
         for newcomer in arrivals:
-            began = time.monotonic()
+            began, cpu_began = time.monotonic(), time.process_time()
             increment = planner.arrive(newcomer, 1.0)
             if increment is None:
                 grown = replace(snapshot, workloads=(*snapshot.workloads, newcomer))
                 plan(grown, Policy(), 1.0)
                 full += 1
             times.append(time.monotonic() - began)
+            cpu.append(time.process_time() - cpu_began)
             if not planner.is_warm:
                 after += increment is not None
                 planner = WarmPlanner(snapshot, Policy(), 0.0)
@@ -96,6 +98,7 @@ def incremental(size: Size, runs: int, warmup: int) -> Report:
         params=_params(size, snapshot),
         figures={
             "decide_s": figure(times[warmup:], "s", 0.1),
+            "decide_cpu_s": figure(cpu[warmup:], "s"),
             "decided_by_full_cycle": figure([float(full)], "arrivals"),
             "followed_by_full_cycle": figure([float(after)], "arrivals"),
             "peak_rss_mib": figure([peak_rss_mib()], "MiB", 1024),
