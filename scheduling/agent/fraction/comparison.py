@@ -64,14 +64,20 @@ class Compared:
 
 def key_of(pid: int) -> Key | None:
     """How a process would name itself; None if it has ended."""
-    try:
-        space = os.stat(f"/proc/{pid}/ns/pid").st_ino
-        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-            if line.startswith("NSpid:"):
-                return space, int(line.split()[-1])
-    except (OSError, ValueError):
-        pass
+    space = _space_of(pid)
+    if space is not None:
+        with suppress(OSError, ValueError):
+            for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+                if line.startswith("NSpid:"):
+                    return space, int(line.split()[-1])
     return None
+
+
+def _space_of(pid: int | str) -> int | None:
+    try:
+        return os.stat(f"/proc/{pid}/ns/pid").st_ino
+    except OSError:
+        return None
 
 
 class SimulatedUse:
@@ -239,8 +245,8 @@ def _owned(used: Use, pids: Collection[int]) -> Use:
     """Those of the processes on a device that are an attempt's."""
     if not used:
         return {}
-    own_space = os.stat("/proc/self/ns/pid").st_ino
-    spaces = {key[0] for pid in pids if (key := key_of(pid)) is not None} - {own_space}
+    own_space = _space_of("self")
+    spaces = {_space_of(pid) for pid in pids} - {own_space}
     return {
         key: num
         for key, num in used.items()
