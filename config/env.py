@@ -7,6 +7,7 @@ This module imports neither Django nor anything of ours: tests and tools read it
 
 import hashlib
 import os
+import re
 import secrets
 import tempfile
 from collections.abc import Mapping
@@ -38,6 +39,8 @@ KNOWN_NAMES = frozenset(
         "ALLOT_WORKLOAD_PYTHON",
         "ALLOT_LOG_LEVEL",
         "ALLOT_RAW_SAMPLE_HOURS",
+        "ALLOT_MAIL_URL",
+        "ALLOT_MAIL_FROM",
     }
 )
 
@@ -78,6 +81,9 @@ class Env:
     log_level: str
     # How long single samples are kept; what is older lives on in roll-ups.
     raw_sample_hours: int
+    # Mail server and sender; without a server no mail is sent.
+    mail_url: str
+    mail_from: str
 
     @property
     def is_https(self) -> bool:
@@ -219,6 +225,8 @@ def read(environ: Mapping[str, str]) -> Env:
         ),
         log_level=reader.choice("ALLOT_LOG_LEVEL", "INFO", _LOG_LEVELS),
         raw_sample_hours=reader.integer("ALLOT_RAW_SAMPLE_HOURS", 48, 24, 168),
+        mail_url=_mail_url(reader),
+        mail_from=_mail_from(reader, public_url),
     )
     if reader.problems:
         raise EnvError(reader.problems)
@@ -228,6 +236,29 @@ def read(environ: Mapping[str, str]) -> Env:
 def _own_url(host: str, port: int) -> str:
     shown = "localhost" if host in ("0.0.0.0", "::") else host
     return f"http://[{shown}]:{port}" if ":" in shown else f"http://{shown}:{port}"
+
+
+def _mail_url(reader: _Reader) -> str:
+    if not reader.text("ALLOT_MAIL_URL", ""):
+        return ""
+    url = reader.url("ALLOT_MAIL_URL", "", ("smtp", "smtp+tls", "smtps"))
+    try:
+        is_usable = bool(urlsplit(url).hostname) and urlsplit(url).port != 0
+    except ValueError:
+        is_usable = False
+    if not is_usable:
+        reader.problems.append("ALLOT_MAIL_URL must name a host, as smtp://mail.example:25 does")
+        return ""
+    return url
+
+
+def _mail_from(reader: _Reader, public_url: str) -> str:
+    address = reader.text("ALLOT_MAIL_FROM", f"allot@{urlsplit(public_url).hostname}")
+    if not re.fullmatch(r"[^@\s<>]+@[^@\s<>]+", address):
+        reader.problems.append(
+            f"ALLOT_MAIL_FROM is {address!r}: it must be an address such as allot@example.org"
+        )
+    return address
 
 
 def _run_folder(reader: _Reader, var: Path) -> Path:

@@ -6,6 +6,7 @@ Settings are not policy: what an admin may change lives in the database.
 import os
 import re
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import django_stubs_ext
 from csp.constants import NONE, SELF
@@ -144,6 +145,8 @@ CELERY_TASK_DEFAULT_QUEUE = "dispatch"
 CELERY_TASK_ROUTES = {
     "scheduling.cycle": {"queue": "cycle"},
     "scheduling.keep_usage": {"queue": "telemetry"},
+    # A mail server may be slow: nothing that matters at once waits behind it.
+    "scheduling.send_notices": {"queue": "telemetry"},
     # Waits behind nothing, and nothing behind it.
     "scheduling.watch_idle": {"queue": "idle"},
     "scheduling.*": {"queue": "dispatch"},
@@ -165,11 +168,29 @@ CELERY_BEAT_SCHEDULE = {
         "scheduling.dispatch": 2.0,
         "scheduling.watch_nodes": 5.0,
         "scheduling.watch_idle": 10.0,
+        "scheduling.send_notices": 10.0,
         "telemetry.expire": 600.0,
         "telemetry.roll_up": 60.0,
         "scheduling.keep_usage": 120.0,
     }.items()
 }
+
+# ---------------------------------------------------------------- mail
+
+_mail = urlsplit(ALLOT.mail_url)
+EMAIL_BACKEND = (
+    "django.core.mail.backends.smtp.EmailBackend"
+    if ALLOT.mail_url
+    else "django.core.mail.backends.dummy.EmailBackend"
+)
+EMAIL_HOST = _mail.hostname or ""
+EMAIL_PORT = _mail.port or (465 if _mail.scheme == "smtps" else 25)
+EMAIL_HOST_USER = unquote(_mail.username or "")
+EMAIL_HOST_PASSWORD = unquote(_mail.password or "")
+EMAIL_USE_SSL = _mail.scheme == "smtps"
+EMAIL_USE_TLS = _mail.scheme == "smtp+tls"
+EMAIL_TIMEOUT = 10
+DEFAULT_FROM_EMAIL = ALLOT.mail_from
 
 # ---------------------------------------------------------------- the public API
 

@@ -1,4 +1,4 @@
-"""A project's idle rule: what counts as idle in it, and whether idle devices are lent.
+"""A project's idle rule: what counts as idle, whether idle devices are lent, when what idles ends.
 
 Values are checked by the form that page and API share (`scheduling.forms.idle_rule`); what no row
 may hold, the schema refuses.
@@ -22,6 +22,10 @@ IDLE_RULE = (
     "idle_may_lack_network",
     "lends_idle",
     "lending_window_s",
+    "idle_stop_after_s",
+    "idle_first_warning_s",
+    "idle_last_warning_s",
+    "idle_max_extension_s",
 )
 """The fields of `Project` that make up the rule; pages, API and audit use the same names."""
 

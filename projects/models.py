@@ -145,6 +145,10 @@ class Project(models.Model):
         idle_gpu_percent, idle_cpu_percent, idle_network_kib_s: Below this, use counts as none: of
             the devices, of the cores asked for, in and out.
         idle_may_lack_network: Where the network cannot be measured the other signals do.
+        idle_stop_after_s: Idle for so long, a session or training is saved and stopped; None:
+            never.
+        idle_first_warning_s, idle_last_warning_s: So long before that its owner is warned.
+        idle_max_extension_s: For so long at most may it be kept by one *Extend*.
     """
 
     name = models.CharField(_("name"), max_length=40, unique=True, validators=[validate_slug])
@@ -185,6 +189,14 @@ class Project(models.Model):
         _("idle below network use, KiB/s"), default=50.0, validators=[MinValueValidator(0)]
     )
     idle_may_lack_network = models.BooleanField(_("idle without network figures"), default=True)
+    idle_stop_after_s = models.PositiveIntegerField(
+        _("stopped after idle, seconds"), null=True, blank=True, default=8 * 3600
+    )
+    idle_first_warning_s = models.PositiveIntegerField(_("first warning, seconds"), default=900)
+    idle_last_warning_s = models.PositiveIntegerField(_("last warning, seconds"), default=300)
+    idle_max_extension_s = models.PositiveIntegerField(
+        _("longest extension, seconds"), default=8 * 3600
+    )
     created_at = models.DateTimeField(auto_now_add=True)
 
     if TYPE_CHECKING:
@@ -215,6 +227,24 @@ class Project(models.Model):
                     idle_network_kib_s__gte=0,
                 ),
                 name="project_idle_thresholds_range",
+            ),
+            models.CheckConstraint(
+                condition=Q(
+                    idle_last_warning_s__gte=60,
+                    idle_first_warning_s__gt=F("idle_last_warning_s"),
+                    idle_first_warning_s__lte=86_400,
+                    idle_max_extension_s__gte=3600,
+                    idle_max_extension_s__lte=7 * 86_400,
+                ),
+                name="project_idle_warnings_range",
+            ),
+            models.CheckConstraint(
+                condition=Q(idle_stop_after_s__isnull=True)
+                | Q(
+                    idle_stop_after_s__gte=F("idle_window_s") + F("idle_first_warning_s"),
+                    idle_stop_after_s__lte=30 * 86_400,
+                ),
+                name="project_idle_stop_after_warnings",
             ),
             models.CheckConstraint(
                 condition=Q(cpu_limit_milli__isnull=True)

@@ -168,6 +168,11 @@ def clock(moment: datetime) -> str:
     return f"{date_format(local, 'SHORT_DATE_FORMAT')} {local:%H:%M}"
 
 
+def clock_with_zone(moment: datetime) -> str:
+    """The same for a text that is read apart from its page."""
+    return f"{clock(moment)} {zone_name(timezone.localtime(moment))}"
+
+
 def zone_name(local: datetime) -> str:
     """`MSK`, or the offset where the zone has no letters."""
     name = local.tzname() or ""

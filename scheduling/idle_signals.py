@@ -9,7 +9,8 @@ from enum import StrEnum
 
 NETWORK = "network"
 KERNELS = "kernels"
-SESSION_SIGNALS = ("gpu", "cpu", NETWORK, KERNELS, "terminals")
+TRAINING_SIGNALS = ("gpu", "cpu", NETWORK)
+SESSION_SIGNALS = (*TRAINING_SIGNALS, KERNELS, "terminals")
 
 
 class Says(StrEnum):
@@ -37,14 +38,18 @@ class Signal:
     held_cells: int = 0
 
 
-def signals_of(report: Mapping[str, object], *, may_lack_network: bool) -> list[Signal]:
-    """A session's signals.
+def signals_of(
+    report: Mapping[str, object], *, may_lack_network: bool, is_session: bool = True
+) -> list[Signal]:
+    """The signals of a session, or those of a training.
 
     Args:
         report: An `agent.protocol.IdleReport` as JSON; empty before the first.
         may_lack_network: Where the network cannot be measured the others are enough.
+        is_session: Kernels and terminals count.
     """
-    return [_signal(report, name, may_lack_network) for name in SESSION_SIGNALS]
+    names = SESSION_SIGNALS if is_session else TRAINING_SIGNALS
+    return [_signal(report, name, may_lack_network) for name in names]
 
 
 def _signal(report: Mapping[str, object], name: str, may_lack_network: bool) -> Signal:
@@ -60,13 +65,16 @@ def _signal(report: Mapping[str, object], name: str, may_lack_network: bool) -> 
     return Signal(name, Says.QUIET, since=datetime.fromtimestamp(since, UTC))
 
 
-def idle_since(report: Mapping[str, object], *, may_lack_network: bool) -> datetime | None:
+def idle_since(
+    report: Mapping[str, object], *, may_lack_network: bool, is_session: bool = True
+) -> datetime | None:
     """Since when all signals have been quiet; None while one is not, or is missing.
 
     The arguments are those of `signals_of`.
     """
     times = []
-    for signal in signals_of(report, may_lack_network=may_lack_network):
+    found = signals_of(report, may_lack_network=may_lack_network, is_session=is_session)
+    for signal in found:
         if signal.says is Says.LEFT_OUT:
             continue
         if signal.since is None:

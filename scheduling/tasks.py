@@ -12,6 +12,8 @@ from scheduling import feed, outbox, relay_client
 from scheduling.analytics import keeping
 from scheduling.cycle import run_cycle
 from scheduling.models import Command
+from scheduling.services import notices
+from scheduling.services.ending import watch_ending
 from scheduling.services.lending import watch_idle
 from scheduling.services.observation import watch_nodes
 
@@ -39,9 +41,16 @@ def dispatch() -> None:
 
 @shared_task(name="scheduling.watch_idle", ignore_result=True, time_limit=30)
 def watch_sessions() -> None:
-    """Which sessions are idle: candidates for lending. Without it no new loan begins; wakes are the
-    agents' own."""
+    """Which sessions are idle: candidates for lending; and what of the idle is to be warned of its
+    end, or ended. Without it no new loan begins and nothing ends; wakes are the agents' own."""
     watch_idle(timezone.now())
+    watch_ending(timezone.now())
+
+
+@shared_task(name="scheduling.send_notices", ignore_result=True, time_limit=600)
+def send_notices() -> None:
+    """Mails that are owed."""
+    notices.send_due(timezone.now())
 
 
 @shared_task(name="scheduling.keep_usage", ignore_result=True, time_limit=600)

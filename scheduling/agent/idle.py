@@ -1,9 +1,10 @@
-"""Since when a session has been idle, signal by signal, as it is seen on its node.
+"""Since when a session or training has been idle, signal by signal, as it is seen on its node.
 
 Five signals, none of which alone tells: the GPU (the last CUDA call that its accounting region
 saw, and what NVML says of its processes), CPU and network of its processes, its kernels, and what
-runs in its terminals. What cannot be read is *missing* and never taken for idle. The rates come
-from the samples that are taken anyway; only kernels and terminals are asked for here.
+runs in its terminals; a training has but the first three. What cannot be read is *missing* and
+never taken for idle. The rates come from the samples that are taken anyway; only kernels and
+terminals are asked for here.
 """
 
 from __future__ import annotations
@@ -30,6 +31,9 @@ _KIB = 1024
 # Of a kernel: these run nothing of the person's. `dead` stays until somebody restarts it, and
 # `starting` until a client has connected.
 _QUIET_KERNELS: Final = frozenset({"idle", "dead", "starting"})
+
+
+OF_SESSIONS: Final = frozenset({Signal.KERNELS, Signal.TERMINALS})
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,15 +93,17 @@ class _Mean:
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """A running session, as the watch needs to see it.
+    """A running session or training, as the watch needs to see it.
 
     Attributes:
+        is_session: It has kernels and terminals.
         last_call_s: When it last called CUDA by `time.monotonic()`, `None` before the first call;
             raises `OSError` where nothing counts its calls.
         has_gpu, is_simulated: Whether it holds a device, and of which kind.
     """
 
     view: AttemptView
+    is_session: bool
     thresholds: IdleThresholds
     has_gpu: bool
     is_simulated: bool
@@ -137,7 +143,7 @@ class IdleWatch:
     # ------------------------------------------------------------------ rates
 
     def sampled(self, sessions: Sequence[Watched], samples: Iterable[Sample], now: float) -> None:
-        """Take over what was just measured of these sessions."""
+        """Take over what was just measured of these."""
         values = {sample.subject: sample.values for sample in samples}
         for watched in sessions:
             mine = values.get(f"workload:{watched.view.workload_id}", {})
@@ -182,11 +188,13 @@ class IdleWatch:
     # ------------------------------------------------------------------ told
 
     def report(self, attempt_id: str, held_cells: int) -> IdleReport | None:
-        """What has been seen of a session; None before the first look."""
+        """What has been seen of it; None before the first look."""
         session = self._sessions.get(attempt_id)
         if session is None:
             return None
         found = session.findings | {Signal.GPU: _gpu(session)}
+        has_server = session.watched is None or session.watched.is_session
+        asked = set(Signal) if has_server else set(Signal) - OF_SESSIONS
         return IdleReport(
             gpu_idle_since=found[Signal.GPU].since,
             cpu_idle_since=found[Signal.CPU].since,
@@ -194,7 +202,7 @@ class IdleWatch:
             kernels_idle_since=None if held_cells else found[Signal.KERNELS].since,
             terminals_idle_since=found[Signal.TERMINALS].since,
             held_cells=held_cells,
-            missing=sorted(signal for signal, finding in found.items() if finding.is_missing),
+            missing=sorted(signal for signal in asked if found[signal].is_missing),
         )
 
 

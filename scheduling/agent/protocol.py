@@ -328,7 +328,8 @@ class AttemptReport:
         error: Why it could not start, or another fault, in words.
         is_retryable: For `refused`: whether trying again may help.
         swap: Its device memory; None where it has no device.
-        idle: A session's idle signals; None for a training, and until the session answers.
+        idle: Its idle signals, a training's without kernels and terminals; None before the first
+            look, and until a session answers.
         around_share: None while all that it takes is counted.
     """
 

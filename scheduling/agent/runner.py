@@ -262,17 +262,19 @@ class Runner:
         ]
 
     def watched(self) -> list[Watched]:
-        """The sessions whose idleness is watched."""
+        """Those whose idleness is watched: sessions that answer, trainings that run."""
         return [
             Watched(
                 view=_view(attempt),
+                is_session=attempt.spec.kind == "interactive",
                 thresholds=attempt.spec.idle,
                 has_gpu=bool(attempt.spec.devices),
                 is_simulated=self.site.is_simulated(attempt.spec.node),
                 last_call_s=attempt.last_cuda_call_s,
             )
             for attempt in self.attempts.values()
-            if attempt.is_ready and not attempt.is_over
+            if attempt.is_begun and not attempt.is_over
+            if attempt.is_ready or attempt.spec.kind == "training"
         ]
 
     async def look_for_idleness(self, watch: IdleWatch, attempt_ids: Iterable[str]) -> None:

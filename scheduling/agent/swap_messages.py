@@ -39,12 +39,12 @@ class Signal(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class IdleReport:
-    """Since when a session has been idle, signal by signal, in Unix seconds.
+    """Since when a session or training has been idle, signal by signal, in Unix seconds.
 
     Attributes:
         gpu_idle_since, cpu_idle_since, network_idle_since, kernels_idle_since,
             terminals_idle_since: None while busy, or where the signal is missing: that is never
-            taken for idle.
+            taken for idle. A training has neither kernels nor terminals.
         held_cells: Cells that wait in the relay; any means busy.
         missing: Signals (`Signal`) that cannot be read now.
     """

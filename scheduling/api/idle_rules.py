@@ -1,11 +1,13 @@
-"""A change of a project's idle rule as JSON, read into the form that checks it."""
+"""Idle rules and extensions as JSON, read into the forms that check them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+from django.forms import Form
+
 from projects.models import Project, User
-from scheduling.api.problems import wrong_fields
+from scheduling.api.problems import ProblemError, wrong_fields
 from scheduling.api.requests import (
     AMOUNT,
     BOOLEAN,
@@ -15,8 +17,12 @@ from scheduling.api.requests import (
     problem_of,
 )
 from scheduling.forms import Spelling
-from scheduling.forms.idle_rule import save_rule
+from scheduling.forms.idle_rule import ExtendForm, save_rule
+from scheduling.models import Workload
 
+AMOUNT_OR_NULL = JsonType(
+    "an integer or null", lambda value: value is None or AMOUNT.matches(value)
+)
 FIELDS: Mapping[str, JsonType] = {
     "idle_window_s": AMOUNT,
     "idle_gpu_percent": AMOUNT,
@@ -25,7 +31,34 @@ FIELDS: Mapping[str, JsonType] = {
     "idle_may_lack_network": BOOLEAN,
     "lends_idle": BOOLEAN,
     "lending_window_s": AMOUNT,
+    "idle_stop_after_s": AMOUNT_OR_NULL,
+    "idle_first_warning_s": AMOUNT,
+    "idle_last_warning_s": AMOUNT,
+    "idle_max_extension_s": AMOUNT,
 }
+
+
+def extension_of(workload: Workload, body: object) -> int:
+    """By how many seconds a body extends a workload.
+
+    Raises:
+        ProblemError: 422, the field is missing, wrong, or one beside it is unknown.
+    """
+    data = object_of(body)
+    problems = [problem_of({"extend_s": AMOUNT}, name, value) for name, value in data.items()]
+    errors = [problem for problem in problems if problem is not None]
+    if errors:
+        raise wrong_fields(errors)
+    form = ExtendForm(data, project=workload.project, spelling=Spelling.PROGRAM)
+    if not form.is_valid():
+        raise _refused(form)
+    return int(form.cleaned_data["extend_s"])
+
+
+def _refused(form: Form) -> ProblemError:
+    return wrong_fields(
+        [field_error(name, found[0]) for name, found in form.errors.as_data().items()]
+    )
 
 
 def change_idle_rule(project: Project, body: object, person: User) -> Project:
@@ -41,7 +74,5 @@ def change_idle_rule(project: Project, body: object, person: User) -> Project:
         raise wrong_fields(errors)
     form = save_rule(project, data, actor=person, spelling=Spelling.PROGRAM)
     if not form.is_valid():
-        raise wrong_fields(
-            [field_error(name, found[0]) for name, found in form.errors.as_data().items()]
-        )
+        raise _refused(form)
     return form.project

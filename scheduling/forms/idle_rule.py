@@ -7,18 +7,21 @@ from decimal import ROUND_HALF_EVEN
 from typing import Any
 
 from django import forms
+from django.core.exceptions import ValidationError
 from django.db import transaction
 from django.utils.translation import gettext_lazy as _
 
 from projects import idle_rules
 from projects.models import Project, User
-from scheduling.forms.amounts import INTEGER, MINUTES, AmountField, Unit
+from scheduling.forms.amounts import INTEGER, MINUTES, AmountField, Unit, written
 from scheduling.forms.base import Spelling
 
 # Per cent and KiB/s are fractional in rows; in the form they are thousandths, as other amounts.
 NUMBER = Unit(scale=1000, decimals=3, rounding=ROUND_HALF_EVEN)
 NUMBERS = ("idle_gpu_percent", "idle_cpu_percent", "idle_network_kib_s")
-MINUTE_S, DAY_S = 60, 86_400
+HOURS = Unit(scale=3600, decimals=3, rounding=ROUND_HALF_EVEN)
+MINUTE_S, HOUR_S, DAY_S = 60, 3600, 86_400
+MIN_EXTENSION_S = 15 * MINUTE_S
 MAX_NETWORK_KIB_S = 10_000_000
 
 
@@ -78,6 +81,35 @@ class IdleRuleForm(forms.Form):
         required=True,
         label=_("Lend after, seconds idle"),
     )
+    idle_stop_after_s = AmountField(
+        unit=MINUTES,
+        minimum=6 * MINUTE_S,
+        maximum=30 * DAY_S,
+        label=_("Stop after, minutes idle"),
+        help_text=_("480 are eight hours. Empty: idle work is never stopped."),
+    )
+    idle_first_warning_s = AmountField(
+        unit=MINUTES,
+        minimum=2 * MINUTE_S,
+        maximum=DAY_S,
+        required=True,
+        label=_("First warning, minutes before"),
+    )
+    idle_last_warning_s = AmountField(
+        unit=MINUTES,
+        minimum=MINUTE_S,
+        maximum=DAY_S,
+        required=True,
+        label=_("Last warning, minutes before"),
+    )
+    idle_max_extension_s = AmountField(
+        unit=HOURS,
+        minimum=HOUR_S,
+        maximum=7 * DAY_S,
+        required=True,
+        label=_("Longest extension, hours"),
+        help_text=_("“Extend” keeps it for so long at most; it can be pressed again and again."),
+    )
 
     def __init__(
         self,
@@ -93,6 +125,36 @@ class IdleRuleForm(forms.Form):
                 if isinstance(field, AmountField) and field.unit is not NUMBER:
                     field.unit = INTEGER
 
+    def clean(self) -> dict[str, Any]:  # as Django declares it
+        """Check what must agree: the last warning comes after the first, and both while idle."""
+        found = self.cleaned_data
+        first, last = found.get("idle_first_warning_s"), found.get("idle_last_warning_s")
+        if first is not None and last is not None and last >= first:
+            self._refuse("idle_last_warning_s", "too_large", first - MINUTE_S)
+        window, end = found.get("idle_window_s"), found.get("idle_stop_after_s")
+        if first is not None and window is not None and end is not None and end < window + first:
+            self._refuse("idle_stop_after_s", "too_early", window + first)
+        return found
+
+    def _refuse(self, name: str, code: str, limit: int) -> None:
+        field = self.fields[name]
+        assert isinstance(field, AmountField)  # each that is given is one
+        messages = {
+            "too_large": _(
+                "%(value)s is too large: the first warning comes before it, so the most "
+                "is %(limit)s."
+            ),
+            "too_early": _(
+                "%(value)s is too small: it must be idle and then be warned, so the least "
+                "is %(limit)s."
+            ),
+        }
+        params = {
+            "value": written(self.cleaned_data[name], field.unit),
+            "limit": written(limit, field.unit),
+        }
+        self.add_error(name, ValidationError(messages[code], code=code, params=params))
+
     @property
     def rule(self) -> dict[str, object]:
         """The clean values, by field of `Project`."""
@@ -100,6 +162,31 @@ class IdleRuleForm(forms.Form):
             name: value / NUMBER.scale if name in NUMBERS else value
             for name, value in self.cleaned_data.items()
         }
+
+
+class ExtendForm(forms.Form):
+    """How much longer to keep what idles: hours, or a program's seconds.
+
+    Args:
+        data: What was sent.
+        project: It says how much is allowed.
+        spelling: Hours or seconds.
+    """
+
+    def __init__(
+        self,
+        data: Mapping[str, Any],  # a QueryDict, or what JSON holds
+        *,
+        project: Project,
+        spelling: Spelling = Spelling.PEOPLE,
+    ) -> None:
+        super().__init__(data)
+        self.fields["extend_s"] = AmountField(
+            unit=HOURS if spelling is Spelling.PEOPLE else INTEGER,
+            minimum=MIN_EXTENSION_S,
+            maximum=project.idle_max_extension_s,
+            required=True,
+        )
 
 
 def _initial(project: Project) -> dict[str, object]:

@@ -30,6 +30,7 @@ from scheduling.models.nodes import (
     NodeState,
     Zone,
 )
+from scheduling.models.notices import Notice
 from scheduling.models.records import (
     Change,
     Command,
@@ -81,6 +82,7 @@ __all__ = [
     "LoanState",
     "Node",
     "NodeState",
+    "Notice",
     "Phase",
     "PlannerPolicy",
     "PlannerStatus",

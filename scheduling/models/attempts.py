@@ -69,7 +69,12 @@ class Attempt(models.Model):
         goal_detail: Why it is to stop, in words, for the attempt's log.
         is_ready: For a session: its socket answers.
         lost_progress_s: For an evicted one: seconds since its last checkpoint when it stopped.
-        idle_signals: Of a session, as last reported: since when each signal has been quiet.
+        idle_signals: As last reported: since when each signal has been quiet.
+        idle_from: Its idleness counts for its ending from then on at the earliest: a person pressed
+            *Wake now*.
+        idle_kept_until: A person extended it until then.
+        idle_warned_at, idle_last_warned_at: When it was warned of its ending; null once it is used.
+        idle_end_at: The end that the latest warning named.
         idle_since: Since when all are; the periodic watch writes it, a busy signal clears it.
         idle_seen_at: When the watch last saw it idle: what it has not seen lately is not lent.
         swap_state, swap_since: Where its device memory is, and since when.
@@ -113,6 +118,11 @@ class Attempt(models.Model):
     lost_progress_s = models.FloatField(null=True, blank=True)
 
     idle_signals = models.JSONField(default=dict, blank=True)
+    idle_from = models.DateTimeField(null=True, blank=True)
+    idle_kept_until = models.DateTimeField(null=True, blank=True)
+    idle_warned_at = models.DateTimeField(null=True, blank=True)
+    idle_last_warned_at = models.DateTimeField(null=True, blank=True)
+    idle_end_at = models.DateTimeField(null=True, blank=True)
     idle_since = models.DateTimeField(null=True, blank=True)
     idle_seen_at = models.DateTimeField(null=True, blank=True)
     swap_state = models.CharField(
@@ -153,6 +163,13 @@ class Attempt(models.Model):
             ),
             models.CheckConstraint(
                 condition=Q(swap_state__in=SwapState.values), name="attempt_swap_state_known"
+            ),
+            models.CheckConstraint(
+                condition=Q(idle_warned_at__isnull=True)
+                & Q(idle_last_warned_at__isnull=True)
+                & Q(idle_end_at__isnull=True)
+                | Q(idle_warned_at__isnull=False) & Q(idle_end_at__gt=F("idle_warned_at")),
+                name="attempt_idle_warnings_agree",
             ),
             models.CheckConstraint(
                 condition=Q(phase="ended", ended_at__isnull=False)

@@ -12,6 +12,7 @@ from scheduling.services.actions import (
     swap_out,
     wake,
 )
+from scheduling.services.ending import extend
 from scheduling.services.submission import (
     Preview,
     SubmissionRefusedError,
@@ -28,6 +29,7 @@ __all__ = [
     "WorkloadSpec",
     "check_on_node",
     "checkpoint_now",
+    "extend",
     "preview",
     "retry",
     "stop",

@@ -52,7 +52,7 @@ def stop(workload: Workload, *, actor: User) -> Workload:
 
     Harmless when it is stopping or has ended.
     """
-    row = _locked_for(workload, actor)
+    row = locked_for(workload, actor)
     if row.phase in ENDED_PHASES:
         return row
     if row.phase in WAITING_PHASES:
@@ -63,7 +63,7 @@ def stop(workload: Workload, *, actor: User) -> Workload:
         return row
     advance(row, lifecycle.StopAsked(), code="stop_asked", actor=actor)
     for attempt in attempts:
-        _ask(row, attempt, AttemptGoal.STOP, f"stop asked by {actor.username}")
+        ask_for(row, attempt, AttemptGoal.STOP, f"stop asked by {actor.username}")
     return row
 
 
@@ -74,7 +74,7 @@ def checkpoint_now(workload: Workload, *, actor: User) -> Workload:
     Raises:
         ActionRefusedError: it does not run, or has no way to save.
     """
-    row = _locked_for(workload, actor)
+    row = locked_for(workload, actor)
     attempt = row.current
     if row.phase != Phase.RUNNING or attempt is None or attempt.phase == AttemptPhase.ENDED:
         raise ActionRefusedError(
@@ -85,7 +85,7 @@ def checkpoint_now(workload: Workload, *, actor: User) -> Workload:
             "cannot_save", _("This workload was submitted without a checkpoint mode.")
         )
     record_event(row, "checkpoint_asked", at=timezone.now(), attempt=attempt, actor=actor)
-    _ask(row, attempt, AttemptGoal.CHECKPOINT, f"checkpoint asked by {actor.username}")
+    ask_for(row, attempt, AttemptGoal.CHECKPOINT, f"checkpoint asked by {actor.username}")
     announce_workload(row)
     return row
 
@@ -98,7 +98,7 @@ def retry(workload: Workload, *, actor: User) -> Workload:
         ActionRefusedError: it has not ended, its name is in use, or the person may no longer submit
             there.
     """
-    row = _locked_for(workload, actor)
+    row = locked_for(workload, actor)
     if row.phase not in ENDED_PHASES:
         raise ActionRefusedError("not_ended", _("Only an ended workload can be started again."))
     if not access.may_submit(row.owner, row.project_id):
@@ -131,7 +131,7 @@ def swap_out(workload: Workload, *, actor: User) -> Workload:
     Raises:
         ActionRefusedError: it cannot be swapped, or is in use.
     """
-    row = _locked_for(workload, actor)
+    row = locked_for(workload, actor)
     attempt = _running_session(row)
     obstacle = obstacle_of(row, attempt)
     if obstacle:
@@ -160,12 +160,14 @@ def wake(workload: Workload, *, actor: User) -> Workload:
         ActionRefusedError: it does not run, or its node's agent does not answer.
     """
     with transaction.atomic():
-        row = _locked_for(workload, actor)
+        row = locked_for(workload, actor)
         attempt = _running_session(row)
-        Attempt.objects.filter(pk=attempt.pk).update(lend_asked_at=None)
+        # Whoever presses the button wants it: its idleness begins anew.
+        now = timezone.now()
+        Attempt.objects.filter(pk=attempt.pk).update(lend_asked_at=None, idle_from=now)
         if attempt.swap_state == SwapState.RUNNING:
             return row
-        record_event(row, "wake_asked", at=timezone.now(), attempt=attempt, actor=actor)
+        record_event(row, "wake_asked", at=now, attempt=attempt, actor=actor)
     try:
         relay_client.wake_session(attempt.node.zone, str(attempt.pk))
     except relay_client.AgentAwayError as error:
@@ -182,13 +184,19 @@ def _running_session(row: Workload) -> Attempt:
     return attempts[0]
 
 
-def _locked_for(workload: Workload, actor: User) -> Workload:
+def locked_for(workload: Workload, actor: User) -> Workload:
+    """The row, locked, for somebody who may change it.
+
+    Raises:
+        ActionRefusedError: the person may not.
+    """
     if not access.may_change_workload(actor, workload):
         raise ActionRefusedError("not_allowed", _("You may not change this workload."))
     return lock(workload.pk)
 
 
-def _ask(row: Workload, attempt: Attempt, goal: AttemptGoal, detail: str) -> None:
+def ask_for(row: Workload, attempt: Attempt, goal: AttemptGoal, detail: str) -> None:
+    """Want something else of an attempt, and owe its agent a hint."""
     if attempt.phase == AttemptPhase.ENDED or row.phase not in ACTIVE_PHASES:
         return
     now = timezone.now()

@@ -287,6 +287,20 @@ def since(moment: datetime | None) -> SafeString | str:
 
 
 @register.simple_tag
+def until(moment: datetime | None) -> SafeString | str:
+    """How long until a moment; counted down by the page's script."""
+    return _time(
+        "until", moment, lambda value: formats.duration((value - timezone.now()).total_seconds())
+    )
+
+
+@register.filter
+def hours_value(seconds: int) -> str:
+    """Seconds as the hours that a form reads, whatever the language."""
+    return f"{seconds / 3600:g}"
+
+
+@register.simple_tag
 def in_all(waited: Waited) -> SafeString | str:
     """How long it has waited in all; goes on while it waits."""
     text = formats.duration(waited.total_s)

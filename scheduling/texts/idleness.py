@@ -60,6 +60,21 @@ def _lends(project: Project) -> str:
     return _("After %(window)s idle, a session’s GPU is lent to a waiting training.") % values
 
 
+def _ends(project: Project) -> str:
+    if project.idle_stop_after_s is None:
+        return _("Idle work is never stopped.")
+    values = {
+        "time": formats.duration(project.idle_stop_after_s),
+        "first": formats.duration(project.idle_first_warning_s),
+        "last": formats.duration(project.idle_last_warning_s),
+    }
+    text = _(
+        "After %(time)s idle a session is stopped, and a training saves and stops; warnings come "
+        "%(first)s and %(last)s before."
+    )
+    return text % values
+
+
 def _source(project: Project) -> str:
     if idle_rules.is_default(project):
         return _("Allot’s defaults, not changed in project %(project)s.") % {"project": project}
@@ -73,6 +88,7 @@ class RuleInWords:
     idle_when: str
     network: str
     lends: str
+    ends: str
     source: str
 
 
@@ -82,16 +98,18 @@ def rule_in_words(project: Project) -> RuleInWords:
         idle_when=_idle_when(project),
         network=_network(project),
         lends=_lends(project),
+        ends=_ends(project),
         source=_source(project),
     )
 
 
 def signal_lines(workload: Workload, report: Mapping[str, object]) -> list[SignalLine]:
-    """Each signal of a session with its limit and what it says now."""
+    """Each signal of a workload with its limit and what it says now."""
     may_lack = workload.project.idle_may_lack_network
+    found = signals_of(report, may_lack_network=may_lack, is_session=workload.is_session)
     return [
         SignalLine(signal, NAMES[signal.name](), _limit(workload, signal.name), _says(signal))
-        for signal in signals_of(report, may_lack_network=may_lack)
+        for signal in found
     ]
 
 

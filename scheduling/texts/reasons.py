@@ -8,7 +8,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from scheduling import formats
-from scheduling.texts import swap
+from scheduling.texts import idle_events, swap
 from scheduling.texts.words import (
     Details,
     Sentence,
@@ -260,6 +260,7 @@ REASONS: dict[str, Sentence] = {
     "exited": _exited,
     "start_failed": lambda d: _("Could not be started.") + last_error(d),
     "out_of_memory": out_of_memory,
+    "idle_stopped": idle_events.stopped,
     **swap.REASONS,
 }
 

@@ -76,11 +76,16 @@ def unit_amount(details: Details, prefix: str) -> str:
 
 def until(details: Details) -> str:
     """The time left until a moment given in Unix seconds or as text."""
-    moment = _moment(details.get("until_s") or details.get("until"))
+    moment = moment_of(details.get("until_s") or details.get("until"))
     return formats.duration(max((moment - timezone.now()).total_seconds(), 0))
 
 
-def _moment(value: object) -> datetime:
+def moment_of(value: object) -> datetime:
+    """A moment given in Unix seconds or as text.
+
+    Raises:
+        ValueError: it is neither.
+    """
     if isinstance(value, int | float):
         return datetime.fromtimestamp(value, UTC)
     moment = parse_datetime(str(value))

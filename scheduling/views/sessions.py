@@ -16,7 +16,8 @@ from django.views.decorators.http import require_safe
 
 from projects import access
 from projects.models import WorkloadKind
-from scheduling import costs, texts
+from scheduling import costs, idle_endings, texts
+from scheduling.idle_endings import Ending
 from scheduling.live import project_topic
 from scheduling.models import ENDED_PHASES, Phase, Workload
 from scheduling.selectors import NOTHING_WAITED, Waited, waited
@@ -37,6 +38,8 @@ class Card:
     cost: Decimal
     waited: Waited
     offers: list[texts.Offer]
+    ending: Ending | None
+    is_idle_stopped: bool
 
 
 @login_required
@@ -81,6 +84,8 @@ def _card(
         cost=spent.get(row.pk, Decimal(0)),
         waited=waits.get(row.pk, NOTHING_WAITED),
         offers=texts.offers(row.reason, row) if row.phase == Phase.QUEUED else [],
+        ending=idle_endings.warned(row, row.owner),
+        is_idle_stopped=row.phase in ENDED_PHASES and row.reason.get("code") == "idle_stopped",
     )
 
 

@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 
 from django.contrib import messages
 from django.contrib.auth.decorators import login_required
@@ -19,7 +20,8 @@ from django.views.decorators.http import require_http_methods, require_POST, req
 
 from projects import access
 from projects.models import NodeType, User
-from scheduling import costs, formats, services, states, texts
+from scheduling import costs, formats, idle_endings, services, states, texts
+from scheduling.forms.idle_rule import ExtendForm
 from scheduling.live import workload_topic
 from scheduling.models import (
     ACTIVE_PHASES,
@@ -113,7 +115,9 @@ def workload(request: PageRequest, workload_id: uuid.UUID) -> HttpResponse:
         "cost": costs.cost_now(row, now) if may_see_cost else None,
         "node_types": _titles(row),
         "swap": _swap(row),
-        "idleness": _idleness(row),
+        "idleness": _idleness(row, request.user, now),
+        "ending": idle_endings.warned(row, request.user),
+        "is_idle_stopped": row.reason.get("code") == "idle_stopped",
         "state": state_of(row),
         "state_since": states.since(row),
         "range": range_of(request.GET),
@@ -206,16 +210,24 @@ class Idleness:
 
     rule: idleness.RuleInWords
     lines: list[idleness.SignalLine]
+    end_at: datetime | None
+    kept_until: datetime | None
+    extensions: list[int]
 
 
-def _idleness(row: Workload) -> Idleness | None:
-    """None where it does not run, or is not watched."""
+def _idleness(row: Workload, user: User, now: datetime) -> Idleness | None:
+    """None where it does not run."""
     attempt: Attempt | None = row.current
-    if attempt is None or row.phase != Phase.RUNNING or not row.is_session:
+    if attempt is None or row.phase != Phase.RUNNING:
         return None
+    kept_until = attempt.idle_kept_until
+    end_at = idle_endings.end_at(row, now)
     return Idleness(
         rule=idleness.rule_in_words(row.project),
         lines=idleness.signal_lines(row, attempt.idle_signals),
+        end_at=end_at,
+        kept_until=kept_until if kept_until is not None and kept_until > now else None,
+        extensions=idle_endings.extensions(row, user) if end_at is not None else [],
     )
 
 
@@ -313,11 +325,31 @@ def _losses(row: Workload, checkpoint: Checkpoint | None, now: datetime) -> list
 
 
 @login_required
-@require_POST
+@require_http_methods(["GET", "HEAD", "POST"])
 def retry(request: PageRequest, workload_id: uuid.UUID) -> HttpResponse:
-    """Back into the queue with the same settings and folder."""
+    """Back into the queue with the same settings and folder; of a session, say what is not there
+    any more."""
     row = find_workload(request.user, workload_id)
+    if request.method != "POST":
+        if not access.may_change_workload(request.user, row):
+            raise PermissionDenied
+        own_page = reverse("scheduling:workload", args=[row.pk])
+        context = {"workload": row, "next": safe_next(request, own_page)}
+        return page(request, "scheduling/retry.html", context)
     return _act(request, row, services.retry, _("“%(name)s” is in the queue again."))
+
+
+@login_required
+@require_POST
+def extend(request: PageRequest, workload_id: uuid.UUID) -> HttpResponse:
+    """Keep it longer, though it idles."""
+    row = find_workload(request.user, workload_id)
+    form = ExtendForm(request.POST, project=row.project)
+    if not form.is_valid():
+        messages.error(request, " ".join(map(str, form.errors["extend_s"])))
+        return redirect(safe_next(request, reverse("scheduling:workload", args=[row.pk])))
+    action = partial(services.extend, for_s=form.cleaned_data["extend_s"])
+    return _act(request, row, action, _("“%(name)s” is kept longer."))
 
 
 @login_required

@@ -79,8 +79,9 @@
 
   const tick = () => {
     if (document.hidden) return;
-    for (const time of document.querySelectorAll("time.since, time.ago")) {
-      const seconds = (Date.now() - Date.parse(time.dateTime)) / 1000;
+    for (const time of document.querySelectorAll("time.since, time.ago, time.until")) {
+      const passed = (Date.now() - Date.parse(time.dateTime)) / 1000;
+      const seconds = time.classList.contains("until") ? -passed : passed;
       let text = duration(seconds);
       if (time.classList.contains("ago")) {
         if (seconds < 2) continue;

@@ -29,10 +29,13 @@ def uncounted() -> float | None:
 
 
 def watched(
-    *, last_call: Callable[[], float | None] = uncounted, is_simulated: bool = True
+    *,
+    last_call: Callable[[], float | None] = uncounted,
+    is_simulated: bool = True,
+    is_session: bool = True,
 ) -> Watched:
     view = AttemptView("a", "w", "node", [], cgroup=SimpleNamespace(), cpu_milli=2000)
-    return Watched(view, IdleThresholds(), True, is_simulated, last_call)
+    return Watched(view, is_session, IdleThresholds(), True, is_simulated, last_call)
 
 
 def sampled(watch: IdleWatch, one: Watched, at: float, **values: float | None) -> IdleReport:
@@ -90,6 +93,14 @@ def test_on_hardware_both_the_last_call_and_the_driver_must_say_idle() -> None:
     assert "gpu" in sampled(IdleWatch(), one, now, gpu_util_percent=None).missing
     fresh = sampled(IdleWatch(), watched(last_call=time.monotonic, is_simulated=False), now - 60)
     assert fresh.gpu_idle_since == pytest.approx(now, abs=2)
+
+
+def test_a_training_has_neither_kernels_nor_terminals_that_could_be_missing() -> None:
+    report = sampled(IdleWatch(), watched(is_session=False), 100.0)
+    assert report.missing == ["network"]
+    assert (report.kernels_idle_since, report.terminals_idle_since) == (None, None)
+    assert (report.gpu_idle_since, report.cpu_idle_since) == (100.0, 100.0)
+    assert sampled(IdleWatch(), watched(), 100.0).missing == ["kernels", "network", "terminals"]
 
 
 # ---------------------------------------------------------------- the verdict

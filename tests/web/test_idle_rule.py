@@ -25,6 +25,10 @@ FORM = {
     "idle_may_lack_network": "on",
     "lends_idle": "on",
     "lending_window_s": "300",
+    "idle_stop_after_s": "480",
+    "idle_first_warning_s": "15",
+    "idle_last_warning_s": "5",
+    "idle_max_extension_s": "8",
 }
 
 
@@ -109,6 +113,19 @@ def test_a_program_changes_single_fields(organisation: Organisation) -> None:
     assert AuditEntry.objects.get(action="project.idle_rule").channel == "api"
 
 
+def test_the_ending_is_switched_off_by_an_empty_field_and_by_null(
+    organisation: Organisation,
+) -> None:
+    browser(organisation.max).post(PAGE, {**FORM, "idle_stop_after_s": ""})
+    assert Project.objects.get(name="vision").idle_stop_after_s is None
+    page = browser(organisation.vera).get("/projects/vision").content.decode()
+    assert "Idle work is never stopped." in page
+    assert patch(organisation.max, {"idle_stop_after_s": 7200}).status_code == 200
+    page = browser(organisation.vera).get("/projects/vision").content.decode()
+    assert "After 2\u00a0h idle a session is stopped" in page
+    assert patch(organisation.max, {"idle_stop_after_s": None}).json()["idle_stop_after_s"] is None
+
+
 def test_the_page_says_what_is_in_force_and_where_it_comes_from(
     organisation: Organisation,
 ) -> None:
@@ -140,6 +157,13 @@ def test_the_page_says_what_is_in_force_and_where_it_comes_from(
         ("idle_network_kib_s", "1e3", "“1e3” is not a number.", "не число"),
         ("lending_window_s", "29", "29 is too small: the least is 30.", "не менее 30"),
         ("lending_window_s", "30.5", "“30.5” is not a whole number.", "не целое"),
+        ("idle_stop_after_s", "59", "59 is too small: it must be idle and", "не менее 60"),
+        ("idle_stop_after_s", "43201", "43201 is too large: the most is", "слишком много"),
+        ("idle_first_warning_s", "1", "1 is too small: the least is 2.", "не менее 2"),
+        ("idle_last_warning_s", "15", "15 is too large: the first warning", "не более 14"),
+        ("idle_last_warning_s", "0.5", "0.5 is too small: the least is 1.", "не менее 1"),
+        ("idle_max_extension_s", "169", "169 is too large: the most is 168.", "не более 168"),
+        ("idle_max_extension_s", "", "Enter a number from 1 to 168.", "от 1 до 168"),
     ],
 )
 def test_the_page_names_field_value_and_limit(
@@ -168,6 +192,12 @@ def test_the_page_names_field_value_and_limit(
         ("lends_idle", "yes", "wrong_type", "true or false"),
         ("lending_window_s", "soon", "not_a_number", "30–86400"),
         ("idle_windows_s", 300, "unknown_field", None),
+        ("idle_stop_after_s", 2699, "too_early", "2700"),
+        ("idle_window_s", 28_000, "too_early", "28900"),
+        ("idle_stop_after_s", "never", "not_a_number", "360–2592000"),
+        ("idle_last_warning_s", 900, "too_large", "840"),
+        ("idle_first_warning_s", None, "wrong_type", "an integer"),
+        ("idle_max_extension_s", 3599, "too_small", "3600"),
     ],
 )
 def test_the_api_names_field_value_and_limit(
@@ -176,7 +206,9 @@ def test_the_api_names_field_value_and_limit(
     answer = patch(organisation.max, {field: value, "idle_cpu_percent": 20})
     assert answer.status_code == 422
     (error,) = answer.json()["errors"]
-    assert (error["field"], error["code"]) == (field, code)
+    # What is too early is the stop, whichever of the fields has changed.
+    expected = "idle_stop_after_s" if code == "too_early" else field
+    assert (error["field"], error["code"]) == (expected, code)
     if limit is not None:
         assert error["limit"].replace(",", "").replace("\u00a0", "") == limit
     assert Project.objects.get(name="vision").idle_cpu_percent == 10
@@ -197,6 +229,11 @@ def test_a_body_that_is_no_object_is_refused(organisation: Organisation) -> None
         {"idle_gpu_percent": -0.5},
         {"idle_cpu_percent": 100.5},
         {"idle_network_kib_s": -1},
+        {"idle_stop_after_s": 2699},
+        {"idle_stop_after_s": 2_592_001},
+        {"idle_first_warning_s": 300},
+        {"idle_last_warning_s": 59},
+        {"idle_max_extension_s": 3599},
     ],
     ids=str,
 )

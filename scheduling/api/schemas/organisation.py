@@ -88,6 +88,17 @@ class IdleRuleSchema(serializers.Serializer[Any]):
     )
     lends_idle = serializers.BooleanField(help_text="Idle sessions' GPUs are lent.")
     lending_window_s = serializers.IntegerField(min_value=30, max_value=86_400)
+    idle_stop_after_s = serializers.IntegerField(
+        allow_null=True,
+        max_value=2_592_000,
+        help_text="Idle for so long, it is saved and stopped; at least the window and the first "
+        "warning. Null: never.",
+    )
+    idle_first_warning_s = serializers.IntegerField(min_value=120, max_value=86_400)
+    idle_last_warning_s = serializers.IntegerField(
+        min_value=60, max_value=86_400, help_text="Less than the first."
+    )
+    idle_max_extension_s = serializers.IntegerField(min_value=3600, max_value=604_800)
 
 
 class IdleRuleAnswerSchema(IdleRuleSchema):

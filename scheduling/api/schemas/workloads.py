@@ -13,6 +13,7 @@ from rest_framework import serializers
 from projects.access import may_change_workload, may_connect
 from projects.models import User
 from scheduling import states, texts
+from scheduling.api.schemas.idleness import IdlenessSchema, idleness_of
 from scheduling.forms.training import PRIORITIES
 from scheduling.models import (
     ACTIVE_PHASES,
@@ -148,6 +149,7 @@ class WorkloadSchema(serializers.ModelSerializer[Workload]):
     )
     state_since = serializers.SerializerMethodField()
     swap = serializers.SerializerMethodField()
+    idleness = serializers.SerializerMethodField()
 
     class Meta:
         model = Workload
@@ -163,6 +165,7 @@ class WorkloadSchema(serializers.ModelSerializer[Workload]):
             "state",
             "state_since",
             "swap",
+            "idleness",
             "submitted_at",
             "ended_at",
             "reason",
@@ -218,6 +221,11 @@ class WorkloadSchema(serializers.ModelSerializer[Workload]):
             "bytes_on_host": attempt.bytes_on_host,
             "not_lent": attempt.not_lent.get("code", ""),
         }
+
+    @extend_schema_field(IdlenessSchema(allow_null=True))
+    def get_idleness(self, workload: Workload) -> dict[str, Any] | None:
+        """Null where it does not run."""
+        return idleness_of(workload)
 
     def get_priority(self, workload: Workload) -> str:
         """By name, as the form offers it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from django.db.models import Q, QuerySet
@@ -21,7 +22,9 @@ from projects.models import User, WorkloadKind
 from scheduling import services
 from scheduling.api import requests
 from scheduling.api.base import FIELDS, ApiViewSet
+from scheduling.api.idle_rules import extension_of
 from scheduling.api.problems import FieldError, Problem, ProblemError, wrong_fields
+from scheduling.api.schemas.idleness import ExtendSchema
 from scheduling.api.schemas.problems import problems_of
 from scheduling.api.schemas.workloads import (
     AttemptSchema,
@@ -42,6 +45,7 @@ from scheduling.services import SubmissionRefusedError, WorkloadSpec
 KEY_NAMESPACE = uuid.UUID("8f4c6a52-57a2-4d0c-9e0e-6a2a5d0a7f10")
 MAX_KEY_CHARS = 200
 MAX_SEARCH_CHARS = 80
+RELATED = ("project", "owner", "node", "node_type", "claimant__project", "current")
 ORDERINGS = ("-submitted_at", "submitted_at", "name", "-name")
 
 FILTER = OpenApiParameter(
@@ -72,7 +76,7 @@ class WorkloadViewSet(ApiViewSet):
     def get_queryset(self) -> QuerySet[Workload]:
         """All that the person may see by name."""
         rows = visible_workloads(self.person)
-        return rows.select_related("project", "owner", "node", "node_type", "claimant__project")
+        return rows.select_related(*RELATED)
 
     def get_serializer_context(self) -> dict[str, Any]:
         """Who asks, and when."""
@@ -177,6 +181,13 @@ class WorkloadViewSet(ApiViewSet):
     def wake(self, request: Request, pk: uuid.UUID) -> Response:
         """Bring a swapped-out session's GPU back now. Harmless when it is there."""
         return self._act(pk, services.wake)
+
+    @extend_schema(request=ExtendSchema, responses={200: WorkloadSchema, **CONFLICTS})
+    @action(detail=True, methods=["post"])
+    def extend(self, request: Request, pk: uuid.UUID) -> Response:
+        """Keep it for so long from now at least, though it idles; as often as one likes."""
+        for_s = extension_of(self._workload(pk), request.data)
+        return self._act(pk, partial(services.extend, for_s=for_s, channel="api"))
 
     def _workload(self, pk: uuid.UUID) -> Workload:
         workload: Workload = get_object_or_404(self.get_queryset(), pk=pk)
@@ -316,7 +327,7 @@ class QueueViewSet(ApiViewSet):
     def get_queryset(self) -> QuerySet[Workload]:
         """Waiting workloads of the person's projects."""
         rows = visible_workloads(self.person).filter(phase__in=PHASE_GROUPS["waiting"])
-        return rows.select_related("project", "owner", "node", "node_type", "claimant__project")
+        return rows.select_related(*RELATED)
 
     def get_serializer_context(self) -> dict[str, Any]:
         """Who asks, and when."""
