@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import uuid
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from projects.access import may_change_workload
 from projects.models import User
 from scheduling.core.ending import due_s
-from scheduling.models import Attempt, Phase, Workload
+from scheduling.models import Attempt, Event, Phase, Workload
 from scheduling.services.ending import course_of, rule_of
 
 EXTENSIONS_S = (3600, 2 * 3600, 4 * 3600, 8 * 3600)
@@ -64,3 +66,21 @@ def end_at(workload: Workload, now: datetime) -> datetime | None:
     notice_s = rule.first_warning_s if course.first_warned_s is None else 0.0
     earliest = max(due, course.told_s or 0.0, now.timestamp() + notice_s)
     return datetime.fromtimestamp(earliest, UTC)
+
+
+def questions(workloads: Sequence[Workload]) -> Mapping[uuid.UUID, Event]:
+    """Who last asked whether idle sessions are still needed, until they are used; one query at
+    most."""
+    idle = {
+        row.pk: row.current.idle_since
+        for row in workloads
+        if row.phase == Phase.RUNNING and row.current is not None and row.current.idle_since
+    }
+    if not idle:
+        return {}
+    asked = Event.objects.filter(workload__in=idle, code="idle_notified").select_related("actor")
+    return {
+        event.workload_id: event
+        for event in asked.order_by("at")
+        if event.at >= idle[event.workload_id]
+    }

@@ -46,6 +46,7 @@ urlpatterns = [
     path("workloads/<uuid:workload_id>/stop", workload_views.stop, name="stop"),
     path("workloads/<uuid:workload_id>/retry", workload_views.retry, name="retry"),
     path("workloads/<uuid:workload_id>/extend", workload_views.extend, name="extend"),
+    path("workloads/<uuid:workload_id>/notify", workload_views.notify_owner, name="notify"),
     path("workloads/<uuid:workload_id>/checkpoint", workload_views.checkpoint, name="checkpoint"),
     path("workloads/<uuid:workload_id>/wake", workload_views.wake, name="wake"),
     path("workloads/<uuid:workload_id>/swap-out", workload_views.swap_out, name="swap-out"),

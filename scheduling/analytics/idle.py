@@ -117,7 +117,10 @@ def now(viewer: User, at: datetime) -> list[Holding]:
     idle = found(at)
     named = set(visible_projects(viewer).values_list("pk", flat=True))
     rows = Allocation.objects.filter(pk__in=idle).select_related(
-        "workload__project", "workload__owner", "workload__current", "node__node_type"
+        "workload__project",
+        "workload__owner",
+        "workload__current__allocation__node__node_type",
+        "node__node_type",
     )
     holdings = [_holding(row, viewer, named, *idle[row.pk], at) for row in rows]
     return sorted(holdings, key=lambda one: (one.idle_since, _order(one)))

@@ -13,6 +13,7 @@ from scheduling.services.actions import (
     wake,
 )
 from scheduling.services.ending import extend
+from scheduling.services.notifying import notify_owner
 from scheduling.services.submission import (
     Preview,
     SubmissionRefusedError,
@@ -30,6 +31,7 @@ __all__ = [
     "check_on_node",
     "checkpoint_now",
     "extend",
+    "notify_owner",
     "preview",
     "retry",
     "stop",

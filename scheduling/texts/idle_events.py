@@ -37,4 +37,8 @@ EVENTS: dict[str, Sentence] = {
     "idle_withdrawn": lambda d: _("It is not stopped for idling after all."),
     "idle_extended": _extended,
     "idle_stopped": lambda d: stopped(d) + ".",
+    "idle_notified": lambda d: (
+        _("%(who)s asks whether it is still needed: it holds a GPU and is idle.")
+        % {"who": d.get("actor") or "—"}
+    ),
 }

@@ -6,6 +6,8 @@ import csv
 import io
 import uuid
 from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
 from decimal import Decimal
 
 from django.contrib.auth.decorators import login_required
@@ -21,6 +23,9 @@ from scheduling.analytics import unmeasured
 from scheduling.analytics.idle import LOOK_BACK, Holding
 from scheduling.analytics.table import harmless
 from scheduling.live import QUEUE_TOPIC
+from scheduling.models import Phase, Workload
+from scheduling.snapshot import obstacle_of
+from scheduling.states import IDLE, state_of
 from scheduling.views.pages import PageRequest, page
 
 MAX_ROWS = 500
@@ -36,8 +41,7 @@ def idle(request: PageRequest) -> HttpResponse:
     costs = [holding.cost for holding in found if holding.cost is not None]
     context = {
         "topics": [QUEUE_TOPIC],
-        "rows": [(holding, now - holding.idle_since >= LOOK_BACK) for holding in found[:MAX_ROWS]],
-        "may_change": _changeable(request.user, found[:MAX_ROWS]),
+        "rows": _rows(request.user, found[:MAX_ROWS], now),
         "num_rows": len(found),
         "is_cut": len(found) > MAX_ROWS,
         "total_milli": sum(holding.gpu_milli for holding in found),
@@ -51,6 +55,46 @@ def idle(request: PageRequest) -> HttpResponse:
         "project": project,
     }
     return page(request, "scheduling/idle.html", context)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """An idle holding, and what the person may do about it.
+
+    Attributes:
+        is_longer: It idles for longer than one can see.
+    """
+
+    holding: Holding
+    is_longer: bool
+    may_notify: bool
+    may_swap_out: bool
+    may_stop: bool
+
+
+def _rows(user: User, holdings: Sequence[Holding], now: datetime) -> list[Row]:
+    changeable = _changeable(user, holdings)
+    return [_row(holding, user, changeable, now) for holding in holdings]
+
+
+def _row(holding: Holding, user: User, changeable: set[uuid.UUID], now: datetime) -> Row:
+    workload = holding.workload
+    may_change = workload is not None and workload.pk in changeable
+    return Row(
+        holding=holding,
+        is_longer=now - holding.idle_since >= LOOK_BACK,
+        may_notify=may_change and workload is not None and workload.owner_id != user.pk,
+        may_swap_out=may_change and workload is not None and _is_swappable(workload),
+        may_stop=may_change and workload is not None and workload.phase != Phase.STOPPING,
+    )
+
+
+def _is_swappable(workload: Workload) -> bool:
+    """Whether *Swap out now* would do anything."""
+    attempt = workload.current
+    if not workload.is_session or attempt is None or state_of(workload) != IDLE:
+        return False
+    return attempt.lend_asked_at is None and not obstacle_of(workload, attempt)
 
 
 def _changeable(user: User, holdings: Sequence[Holding]) -> set[uuid.UUID]:

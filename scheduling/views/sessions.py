@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from decimal import Decimal
 from uuid import UUID
@@ -19,7 +19,7 @@ from projects.models import WorkloadKind
 from scheduling import costs, idle_endings, texts
 from scheduling.idle_endings import Ending
 from scheduling.live import project_topic
-from scheduling.models import ENDED_PHASES, Phase, Workload
+from scheduling.models import ENDED_PHASES, Event, Phase, Workload
 from scheduling.selectors import NOTHING_WAITED, Waited, waited
 from scheduling.views.pages import PageRequest, page
 
@@ -39,6 +39,7 @@ class Card:
     waited: Waited
     offers: list[texts.Offer]
     ending: Ending | None
+    question: Event | None
     is_idle_stopped: bool
 
 
@@ -67,7 +68,10 @@ def _cards(rows: list[Workload], member_of: set[int], now: datetime) -> list[Car
     ids = [row.pk for row in rows]
     spent = costs.costs_so_far(ids, now)
     waits = waited(ids, now)
-    return [_card(row, member_of, spent, waits) for row in rows]
+    asked = idle_endings.questions(rows)
+    return [
+        replace(_card(row, member_of, spent, waits), question=asked.get(row.pk)) for row in rows
+    ]
 
 
 def _card(
@@ -85,6 +89,7 @@ def _card(
         waited=waits.get(row.pk, NOTHING_WAITED),
         offers=texts.offers(row.reason, row) if row.phase == Phase.QUEUED else [],
         ending=idle_endings.warned(row, row.owner),
+        question=None,
         is_idle_stopped=row.phase in ENDED_PHASES and row.reason.get("code") == "idle_stopped",
     )
 

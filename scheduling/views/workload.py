@@ -117,6 +117,7 @@ def workload(request: PageRequest, workload_id: uuid.UUID) -> HttpResponse:
         "swap": _swap(row),
         "idleness": _idleness(row, request.user, now),
         "ending": idle_endings.warned(row, request.user),
+        "question": idle_endings.questions([row]).get(row.pk),
         "is_idle_stopped": row.reason.get("code") == "idle_stopped",
         "state": state_of(row),
         "state_since": states.since(row),
@@ -227,8 +228,14 @@ def _idleness(row: Workload, user: User, now: datetime) -> Idleness | None:
         lines=idleness.signal_lines(row, attempt.idle_signals),
         end_at=end_at,
         kept_until=kept_until if kept_until is not None and kept_until > now else None,
-        extensions=idle_endings.extensions(row, user) if end_at is not None else [],
+        extensions=[] if end_at is None else _extensions(row, user, end_at, now),
     )
+
+
+def _extensions(row: Workload, user: User, end_at: datetime, now: datetime) -> list[int]:
+    """Those that would put its end off."""
+    left_s = (end_at - now).total_seconds()
+    return [seconds for seconds in idle_endings.extensions(row, user) if seconds > left_s]
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,6 +357,15 @@ def extend(request: PageRequest, workload_id: uuid.UUID) -> HttpResponse:
         return redirect(safe_next(request, reverse("scheduling:workload", args=[row.pk])))
     action = partial(services.extend, for_s=form.cleaned_data["extend_s"])
     return _act(request, row, action, _("“%(name)s” is kept longer."))
+
+
+@login_required
+@require_POST
+def notify_owner(request: PageRequest, workload_id: uuid.UUID) -> HttpResponse:
+    """Ask its owner whether it is still needed."""
+    row = find_workload(request.user, workload_id)
+    done = _("The owner of “%(name)s” is notified.")
+    return _act(request, row, services.notify_owner, done)
 
 
 @login_required

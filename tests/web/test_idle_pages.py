@@ -9,12 +9,16 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.core import mail
 from django.db import connection
 from django.test import Client
+from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from projects.models import Project, User
-from scheduling.models import Attempt, Workload
+from projects import tokens
+from projects.models import NodeType, Project, Role, User
+from scheduling.models import Attempt, Event, Node, Workload
+from scheduling.services import notices
 from telemetry import partitions
 from telemetry.models import Subject
 from tests.factories import make_member, make_node_type, make_project
@@ -27,13 +31,17 @@ INSERT = """INSERT INTO telemetry_workload_minute
 net_tx_bytes_per_s) VALUES (%s, %s, %s, %s, 7000, 0, 0)"""
 
 
-def measured(work: Workload, gpu: float | None, cpu: float | None) -> None:
-    """The last forty minutes, all alike."""
+def measured(work: Workload, gpu: float | None, cpu: float | None, *, again: bool = False) -> None:
+    """The last forty minutes, all alike; `again` instead of what was measured before."""
     subject, _created = Subject.objects.get_or_create(kind="workload", name=str(work.pk))
     now = timezone.now().replace(second=0, microsecond=0)
     times = [now - timedelta(minutes=number) for number in range(1, 41)]
     partitions.ensure_days({at.date() for at in times}, partitions.MINUTE_TABLES)
     with connection.cursor() as cursor:
+        if again:
+            cursor.execute(
+                "DELETE FROM telemetry_workload_minute WHERE subject_id = %s", [subject.pk]
+            )
         cursor.executemany(INSERT, [(subject.pk, at, gpu, cpu) for at in times])
 
 
@@ -168,10 +176,143 @@ def test_a_project_can_be_chosen(world: World) -> None:
     assert "Nobody is idle" in idle
 
 
-def test_buttons_do_something(world: World) -> None:
-    """What would notify or stop comes with the rules; nothing is there that does nothing."""
-    main = opened(world.admin).content.decode().partition("<main")[2].partition("</main")[0]
-    assert main.count("<button") == 1
+# ---------------------------------------------------------------- what can be done
+
+
+def actions(response: Any) -> list[str]:
+    """What is offered in the row of the idle one."""
+    row = halves(response)[0].partition('data-idle="sleeper"')[2].partition("</tr>")[0]
+    return [name for name in ("notify", "swap-out", "stop") if f"/{name}" in row]
+
+
+@pytest.fixture
+def session(world: World) -> Workload:
+    """The idle one is a session that could be swapped out."""
+    rows = Workload.objects.filter(pk=world.idle.pk)
+    attempt = Attempt.objects.get(workload=world.idle)
+    rows.update(kind="interactive", is_preemptible=False, current=attempt)
+    since = timezone.now() - timedelta(hours=2)
+    Attempt.objects.filter(pk=attempt.pk).update(
+        phase="running", is_ready=True, idle_since=since, idle_seen_at=timezone.now()
+    )
+    Project.objects.update(lends_idle=True)
+    NodeType.objects.update(swap_enabled=True)
+    Node.objects.update(swap_mechanism="simulated")
+    return rows.get()
+
+
+def test_each_sees_the_actions_that_are_open_to_them(world: World, session: Workload) -> None:
+    manager = make_member(session.project, "mila", Role.MANAGER)
+    colleague = make_member(session.project, "max")
+    for user in (world.admin, manager):
+        assert actions(opened(user)) == ["notify", "swap-out", "stop"]
+    assert actions(opened(world.vera)) == ["swap-out", "stop"], "nobody notifies oneself"
+    assert actions(opened(colleague)) == []
+    assert actions(opened(world.sergey)) == []
+    Attempt.objects.update(lend_asked_at=timezone.now())
+    assert actions(opened(manager)) == ["notify", "stop"], "it is asked for already"
+
+
+def test_a_training_can_be_notified_of_and_stopped(world: World) -> None:
+    assert actions(opened(world.admin)) == ["notify", "stop"]
+
+
+def test_what_can_be_done_costs_no_query_per_row(world: World, session: Workload) -> None:
+    def num_queries() -> int:
+        with CaptureQueriesContext(connection) as queries:
+            opened(world.admin)
+        return len(queries)
+
+    one = num_queries()
+    measured(world.busy, 0.4, 0.01, again=True)
+    assert num_queries() == one
+
+
+def sent(user: User, work: Workload, action: str, language: str = "en") -> str:
+    """The page after a button was pressed on it."""
+    client = Client(headers={"Accept-Language": language})
+    client.force_login(user)
+    address = f"/workloads/{work.pk}/{action}"
+    response = client.post(address, {"next": "/idle?project=vision"}, follow=True)
+    assert response.redirect_chain[-1][0] == "/idle?project=vision"
+    return str(response.content.decode())
+
+
+@pytest.mark.parametrize(
+    ("language", "done", "again", "asked"),
+    [
+        ("en", "The owner of “sleeper” is notified.", "at most once in 1", "asks whether it is"),
+        ("ru", "Владелец «sleeper» уведомлён.", "не чаще раза в 1", "спрашивает, нужна ли"),
+    ],
+)
+def test_the_owner_is_notified_on_the_page_and_by_mail_once_an_hour(
+    world: World, session: Workload, language: str, done: str, again: str, asked: str
+) -> None:
+    User.objects.filter(pk=world.vera.pk).update(email="vera@example.org")
+    Workload.objects.update(language=language)
+    assert done in sent(world.admin, session, "notify", language)
+    assert again in sent(world.admin, session, "notify", language)
+    for address in ("/sessions", f"/workloads/{session.pk}"):
+        page = opened(world.vera, address, language).content.decode()
+        assert "data-idle-question" in page
+        assert asked in page
+    notices.send_due(timezone.now())
+    (letter,) = mail.outbox
+    assert letter.to == ["vera@example.org"]
+    assert asked in letter.body
+    Attempt.objects.update(idle_since=timezone.now() + timedelta(seconds=1))
+    page = opened(world.vera, "/sessions", language).content.decode()
+    assert "data-idle-question" not in page, "it was used since"
+
+
+def test_swapping_out_from_the_list_asks_for_a_loan(world: World, session: Workload) -> None:
+    assert "is swapped out as soon as a training waits" in sent(world.admin, session, "swap-out")
+    assert Attempt.objects.get(workload=session).lend_asked_at is not None
+
+
+def test_stopping_from_the_list_asks_first_and_comes_back(world: World, session: Workload) -> None:
+    row = halves(opened(world.admin, "/idle?project=vision"))[0]
+    address = f"/workloads/{session.pk}/stop?next=/idle%3Fproject%3Dvision"
+    assert f'href="{address}"' in row
+    assert f'hx-get="{address}"' in row
+    dialog = opened(world.admin, address).content.decode()
+    assert "Open notebooks lose what is in memory" in dialog
+    assert 'href="/idle?project=vision" data-cancel autofocus' in dialog
+
+
+@pytest.mark.parametrize("action", ["notify", "swap-out", "stop"])
+def test_who_may_not_does_nothing(world: World, session: Workload, action: str) -> None:
+    colleague = make_member(session.project, "max")
+    client = Client()
+    client.force_login(world.sergey)
+    assert client.post(f"/workloads/{session.pk}/{action}").status_code == 403
+    client.force_login(colleague)
+    response = client.post(f"/workloads/{session.pk}/{action}", follow=True)
+    assert response.status_code in (200, 403)
+    if response.status_code == 200:
+        assert "You may not change this workload." in response.content.decode()
+    session.refresh_from_db()
+    assert session.phase == "running"
+    assert not Event.objects.filter(workload=session).exists()
+    assert client.get(f"/workloads/{session.pk}/notify").status_code == 405
+
+
+def test_the_api_notifies_too(world: World, session: Workload) -> None:
+    def post(user: User) -> Any:  # a test client's answer
+        secret = tokens.issue(user, name="tests").secret
+        client = Client(headers={"Authorization": f"Bearer {secret}"})
+        return client.post(f"/api/v1/workloads/{session.pk}/notify")
+
+    assert post(world.admin).status_code == 200
+    assert (post(world.admin).status_code, post(world.admin).json()["code"]) == (
+        409,
+        "notified_lately",
+    )
+    assert post(world.vera).json()["code"] == "own_work"
+    assert post(make_member(session.project, "max")).status_code == 403
+    assert post(world.sergey).status_code == 404
+    Workload.objects.filter(pk=session.pk).update(phase="stopped")
+    assert post(world.admin).json()["code"] == "not_running"
 
 
 def test_the_overview_says_how_much_is_idle_and_leads_here(world: World) -> None:

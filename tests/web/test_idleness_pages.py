@@ -102,8 +102,12 @@ def warn(scene: Scene) -> None:
 @pytest.mark.parametrize(
     ("language", "words", "button"),
     [
-        ("en", "By the idle rule of project Vision it is stopped at", "Extend by"),
-        ("ru", "По правилу простоя проекта Vision она остановится в", "Продлить на"),
+        ("en", "By the idle rule of project Vision it is stopped at", "Extend from now by"),
+        (
+            "ru",
+            "По правилу простоя проекта Vision она остановится в",
+            "Продлить с этой минуты на",
+        ),
     ],
 )
 def test_page_and_card_warn_and_offer_to_extend(
@@ -126,7 +130,7 @@ def test_a_colleague_sees_the_warning_and_cannot_extend(scene: Scene) -> None:
     address = f"/workloads/{scene.session.pk}"
     page = page_of(colleague, address)
     assert "data-idle-ending" in page
-    assert "Extend by" not in page
+    assert "Extend from now by" not in page
     response = client_of(colleague).post(f"{address}/extend", {"extend_s": "1"}, follow=True)
     assert "You may not change this workload." in response.content.decode()
     assert client_of(scene.organisation.lena).post(f"{address}/extend").status_code == 403
@@ -138,6 +142,8 @@ def test_before_the_warning_the_page_says_when_it_would_end(scene: Scene) -> Non
     page = page_of(scene.organisation.vera, address)
     assert "If it stays idle it is stopped at" in page
     assert "data-idle-ending" not in page
+    assert 'name="extend_s" value="8"' in page
+    assert 'name="extend_s" value="4"' not in page, "that would put nothing off"
     scene.use()
     assert "If it stays idle" not in page_of(scene.organisation.vera, address)
     Project.objects.update(idle_stop_after_s=None)

@@ -189,6 +189,12 @@ class WorkloadViewSet(ApiViewSet):
         for_s = extension_of(self._workload(pk), request.data)
         return self._act(pk, partial(services.extend, for_s=for_s, channel="api"))
 
+    @extend_schema(request=None, responses={200: WorkloadSchema, **CONFLICTS})
+    @action(detail=True, methods=["post"], url_path="notify")
+    def notify_owner(self, request: Request, pk: uuid.UUID) -> Response:
+        """Ask its owner, on the page and by mail, whether it is still needed; once an hour."""
+        return self._act(pk, services.notify_owner)
+
     def _workload(self, pk: uuid.UUID) -> Workload:
         workload: Workload = get_object_or_404(self.get_queryset(), pk=pk)
         return workload
