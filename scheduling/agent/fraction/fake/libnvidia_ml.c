@@ -207,7 +207,10 @@ EXPORT nvmlReturn_t nvmlDeviceGetCudaComputeCapability(nvmlDevice_t handle, int 
 
 static uint64_t used(const fake_device *device)
 {
-    uint64_t sum = allot_account_used(&fake_driver_get()->account, (unsigned)device->place);
+    allot_account *account = &fake_driver_get()->account;
+    /* A driver knows at once; whether a restore is begun depends on it. */
+    allot_account_sweep(account);
+    uint64_t sum = allot_account_used(account, (unsigned)device->place);
     return sum < device->usable ? sum : device->usable;
 }
 

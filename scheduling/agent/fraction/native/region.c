@@ -172,7 +172,7 @@ int allot_account_is_alive(const allot_account *account, int slot)
 
 /* Empties the slots of the dead. The slot is held meanwhile: a newcomer who took it between the
  * look and the writing would lose what it had reserved. */
-static int sweep(allot_account *account)
+int allot_account_sweep(allot_account *account)
 {
     allot_region *map = account->map;
     int num_swept = 0;
@@ -215,7 +215,7 @@ static int reserve_scarce(allot_account *account, unsigned gpu, uint64_t n, uint
             is_reserved = 1;
             break;
         }
-        if (sweep(account))
+        if (allot_account_sweep(account))
             continue;
         if (plus(granted(map, gpu), n) > limit)
             break;
@@ -276,7 +276,7 @@ uint64_t allot_account_used(allot_account *account, unsigned gpu)
     uint64_t now = now_ns(), then = atomic_load(&account->map->swept_at);
     if (now - then >= SWEEP_EVERY_NS) {
         atomic_store(&account->map->swept_at, now);
-        sweep(account);
+        allot_account_sweep(account);
     }
     return granted(account->map, gpu);
 }

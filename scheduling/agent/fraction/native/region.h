@@ -109,6 +109,8 @@ void allot_account_add(allot_account *account, unsigned gpu, uint64_t n);
 void allot_account_release(allot_account *account, unsigned gpu, uint64_t n);
 /* Bytes in use by living processes; those of one that has just died for some milliseconds more. */
 uint64_t allot_account_used(allot_account *account, unsigned gpu);
+/* Empties the slots of the dead now; how many. */
+int allot_account_sweep(allot_account *account);
 uint64_t allot_account_own(const allot_account *account, unsigned gpu);
 /* Whether the slot's process lives. */
 int allot_account_is_alive(const allot_account *account, int slot);
