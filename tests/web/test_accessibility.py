@@ -13,6 +13,9 @@ from django.utils import timezone
 from projects.models import NodeType, User
 from scheduling.agent.protocol import LoanState
 from scheduling.models import Node, Workload
+from scheduling.services import notify_owner
+from scheduling.services.ending import watch_ending
+from scheduling.services.lending import watch_idle
 from telemetry.ingestion import ingest
 from telemetry.messages import Sample, SampleBatch
 from tests import lending_scene
@@ -118,3 +121,39 @@ def test_nothing_keeps_people_out_of_lent_gpus(
 ) -> None:
     scene = elsewhere(lambda: lent(organisation))
     look_through(site.visit(admin_user, theme=theme), ["/swap", f"/workloads/{scene.session.pk}"])
+
+
+def warned(organisation: Organisation) -> lending_scene.Scene:
+    """A session whose owner was warned of its end, and notified by an administrator."""
+    scene = lending_scene.make_scene(organisation)
+    scene.rest(minutes=9 * 60)
+    watch_idle(timezone.now())
+    watch_ending(timezone.now())
+    notify_owner(scene.session, actor=User.objects.get(is_superuser=True))
+    return scene
+
+
+@THEMES
+def test_nothing_keeps_people_out_of_idle_rules_and_warnings(
+    site: Site, organisation: Organisation, admin_user: User, theme: str
+) -> None:
+    scene = elsewhere(lambda: warned(organisation))
+    own = ["/sessions", f"/workloads/{scene.session.pk}"]
+    look_through(site.visit(organisation.vera, theme=theme), own)
+    rules = ["/projects/vision", "/projects/vision/idle-rule"]
+    look_through(site.visit(admin_user, theme=theme), rules)
+
+
+def test_a_warned_session_is_extended_by_the_keyboard(
+    site: Site, organisation: Organisation, admin_user: User
+) -> None:
+    scene = elsewhere(lambda: warned(organisation))
+    visit = site.visit(organisation.vera, theme="light")
+    visit.go("/sessions")
+    visit.page.locator("[data-idle-ending] button").nth(1).focus()
+    visit.page.keyboard.press("Enter")
+    visit.page.locator(".messages").wait_for(timeout=LOOK_MS)
+    assert visit.page.locator("[data-idle-ending]").count() == 0
+    visit.go(f"/workloads/{scene.session.pk}")
+    assert visit.page.locator("[data-kept-until]").count() == 1
+    assert visit.said == []
