@@ -65,7 +65,7 @@ class SimulatedDriver:
     @property
     def limits(self) -> Path:
         """The driver's own limits of cgroups, a file each."""
-        return self.folder / "limits"
+        return self.folder / "cgroup-limits"
 
     def make(self, libraries: Libraries) -> None:
         """Make what is not there, and renew the libraries; running sessions keep theirs."""
