@@ -89,7 +89,7 @@ class WarmPlanner:
             self._cycle = Cycle(State(snapshot, policy, now_s))
             self._state = self._cycle.state
             self.plan: Plan = self._cycle.decide(lambda _: None, with_estimates=with_estimates)
-            self.is_warm = self._has_settled()
+            self._is_open = self.is_warm = self._has_settled()
             if self.is_warm:
                 self._prepare(now_s)
             else:
@@ -124,8 +124,10 @@ class WarmPlanner:
             if (claimants := [batch for batch in batches if may_reclaim(batch.first)])
         }
         self._queues: dict[tuple[str, int], list[WorkloadKey]] = {}
+        self._asking: dict[Account, list[Item]] = {}
         for item in self._state.items:
             if item.pending or item.held:
+                self._asking.setdefault(item.account, []).append(item)
                 self._queues.setdefault(queue_of(item), []).append(workload_key(item))
         for queue in self._queues.values():
             queue.sort()
@@ -159,9 +161,12 @@ class WarmPlanner:
                     yield since + step * period
 
     def close(self) -> None:
-        """Let go of the state; newcomers can be asked about no more."""
-        if self.is_warm:
-            self.is_warm = False
+        """Let go of the state; newcomers can be asked about no more. To be called in any case, once
+        what was answered is on its way: it takes as long as an answer.
+        """
+        self.is_warm = False
+        if self._is_open:
+            self._is_open = False
             self._state.dissolve()
 
     def is_valid(self, now_s: float) -> bool:
@@ -187,8 +192,7 @@ class WarmPlanner:
             return None
         with without_collector():
             increment = self._arrive(workload, now_s) if self._is_simple(workload, now_s) else None
-            if increment is None or not increment.is_settled:
-                self.close()
+            self.is_warm = increment is not None and increment.is_settled
             return increment
 
     def _is_simple(self, workload: Workload, now_s: float) -> bool:
@@ -259,6 +263,7 @@ class WarmPlanner:
         item = state.enter(workload)
         state.items.insert(place, item)
         self._ids.insert(place, workload.id)
+        self._asking.setdefault(item.account, []).append(item)
         return item
 
     def _move_request(self, item: Item) -> bool:
@@ -427,7 +432,9 @@ class WarmPlanner:
         if item.running:
             decisions.append(cycle.started(item))
         else:
-            decisions.append(cycle.hold(item, reasons.Waiting(self._state, cycle.reservations)))
+            among = self._asking[item.account]
+            waiting = reasons.Waiting(self._state, cycle.reservations, among)
+            decisions.append(cycle.hold(item, waiting))
             queue = self._queues.setdefault(queue_of(item), [])
             insort(queue, key := workload_key(item))
             position = (bisect_left(queue, key) + 1, len(queue))

@@ -7,7 +7,7 @@ be free again, and the workload is placed. Only if that works was it they who st
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from scheduling.core.admission import is_within_share, refusal
@@ -22,10 +22,11 @@ Given = tuple[Item, Placed]
 
 
 class Behind:
-    """Who got what in this cycle, project by project."""
+    """Who got what in this cycle, project by project; of these, where only they are asked about."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: State, among: Sequence[Item] | None = None) -> None:
         self._state = state
+        self._among = state.items if among is None else among
         self._given: dict[ProjectId, list[Item]] | None = None
         self._ranks: dict[ProjectId, list[int]] | None = None
         self._answers: dict[object, bool] = {}
@@ -49,7 +50,7 @@ class Behind:
         """Workloads of its project with a higher priority that got something, or wait before it."""
         if self._ranks is None:
             self._ranks = {}
-            for other in self._state.items:
+            for other in self._among:
                 if other.pending or other.held or _is_new(other):
                     self._ranks.setdefault(other.account.id, []).append(-other.rank)
             for ranks in self._ranks.values():
@@ -60,7 +61,7 @@ class Behind:
         """Who of a project got something, highest priority first."""
         if self._given is None:
             self._given = {}
-            for item in self._state.items:
+            for item in self._among:
                 if item.held or _is_new(item):
                     self._given.setdefault(item.account.id, []).append(item)
             for items in self._given.values():

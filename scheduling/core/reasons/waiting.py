@@ -28,14 +28,16 @@ _WHERE_EVICTION_COULD_HELP = ("no_fit", "gang_incomplete", "quota_exceeds_capaci
 
 class Waiting:
     """Makes the reasons of everything that waits at the end of a cycle; alike workloads share
-    one.
+    one. Where only one project is asked about, `among` are those of it that wait or got something.
     """
 
-    def __init__(self, state: State, reservations: Reservations) -> None:
+    def __init__(
+        self, state: State, reservations: Reservations, among: Sequence[Item] | None = None
+    ) -> None:
         self._state = state
         self._reservations = reservations
         reservations.ask_anew()
-        self._behind = Behind(state)
+        self._behind = Behind(state, among)
         self._cache: dict[object, Reason] = {}
         self._entries: dict[tuple[int, int], Details] = {}
         self._untouched: dict[object, tuple[Details, ...]] = {}

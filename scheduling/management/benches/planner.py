@@ -93,6 +93,7 @@ def incremental(size: Size, runs: int, warmup: int) -> Report:
             cpu.append(time.process_time() - cpu_began)
             if not planner.is_warm:
                 after += increment is not None
+                planner.close()
                 planner = WarmPlanner(snapshot, Policy(), 0.0)
     return Report(
         params=_params(size, snapshot),
@@ -121,6 +122,7 @@ def reclaim(size: Size, runs: int, warmup: int) -> Report:
         began = time.monotonic()
         increment = planner.arrive(claim, 0.0)
         times.append(time.monotonic() - began)
+        planner.close()
         found = [] if increment is None else increment.decisions
         if len(evictions) != 1 or [d for d in found if isinstance(d, Evict)] != evictions:
             raise AssertionError("one victim is needed, the same in both ways")
