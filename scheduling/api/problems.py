@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from http import HTTPStatus
 from typing import Any
 
@@ -18,12 +18,14 @@ from django.http import Http404
 from django.utils.translation import gettext as _
 from psycopg_pool import PoolTimeout
 from rest_framework import exceptions
+from rest_framework.permissions import SAFE_METHODS
 from rest_framework.response import Response
 from rest_framework.views import exception_handler
 
 from scheduling.services.actions import ActionRefusedError
 
 CONTENT_TYPE = "application/problem+json"
+WRONG_FIELDS = "invalid_fields"
 RETRY_AFTER_S = 5
 DATABASE_AWAY = (OperationalError, InterfaceError, PoolTimeout)
 
@@ -85,14 +87,18 @@ class ProblemError(Exception):
 def wrong_fields(errors: Sequence[FieldError]) -> ProblemError:
     """422: the request was understood, and what it asks for cannot be."""
     return ProblemError(
-        Problem(422, "invalid_fields", _("Nothing was changed: some fields are wrong."), errors)
+        Problem(422, WRONG_FIELDS, _("Nothing was changed: some fields are wrong."), errors)
     )
 
 
 def handle(error: Exception, context: dict[str, Any]) -> Response | None:  # DRF's own signature
     """Turn what a view raised into a problem; None lets Django answer with its error page."""
     if isinstance(error, ProblemError):
-        return error.problem.response()
+        problem = error.problem
+        if problem.code == WRONG_FIELDS and context["request"].method in SAFE_METHODS:
+            # Nobody who only reads expects a change.
+            problem = replace(problem, detail=_("Some parameters are wrong."))
+        return problem.response()
     if isinstance(error, ActionRefusedError):
         status = 403 if error.code == "not_allowed" else 409
         return Problem(status, error.code, error.message).response()

@@ -54,6 +54,12 @@ def test_an_answer_names_zone_steps_and_what_is_missing(vera: User) -> None:
     assert found["capacity"]["total"] == 48.0
 
 
+def test_a_question_that_is_wrong_changed_nothing_and_does_not_say_so(vera: User) -> None:
+    problem = get(vera, metric="nonsense").json()
+    assert problem["code"] == "invalid_fields"
+    assert problem["detail"] == "Some parameters are wrong."
+
+
 def test_coverage_stands_beside_what_samples_tell(vera: User) -> None:
     found = get(vera, metric="utilisation", **PERIOD).json()["whole"]
     assert found["values"] == [None, 40.0]
