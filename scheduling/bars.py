@@ -1,4 +1,5 @@
-"""The resource bar: used inside allocated inside quota, what is borrowed hatched past the tick.
+"""The resource bar: used inside allocated inside quota, what is borrowed hatched past the tick,
+what is lent dotted at the end of what is held within the quota.
 
 One value for cluster, node type, node, device and project. Positions are percentages of the bar's
 length as text with a decimal point, because they become attributes of an SVG (styles would need an
@@ -17,6 +18,7 @@ class Bar:
     Attributes:
         total: The bar's full length; at least what is allocated.
         allocated: Held now.
+        lent: The part of what is allocated that others use meanwhile, on loan.
         used: Measured use inside what is allocated; None where it is not measured.
         quota: Where the tick stands; None: no tick.
         fair_share: Where the dotted tick stands; None: none.
@@ -26,6 +28,7 @@ class Bar:
     total: int
     allocated: int
     label: str
+    lent: int = 0
     used: float | None = None
     quota: int | None = None
     fair_share: int | None = None
@@ -56,6 +59,14 @@ class Bar:
     @property
     def borrowed_width(self) -> str:
         return self._percent(self.borrowed)
+
+    @property
+    def lent_at(self) -> str:
+        return self._percent(max(self.within_quota - self.lent, 0))
+
+    @property
+    def lent_width(self) -> str:
+        return self._percent(min(self.lent, self.within_quota))
 
     @property
     def used_width(self) -> str:

@@ -24,6 +24,7 @@ from scheduling.models import (
     WAITING_PHASES,
     Allocation,
     Device,
+    Loan,
     Node,
     NodeState,
     Phase,
@@ -67,6 +68,7 @@ class TypeSummary:
     allocated_cpu_milli: int
     memory_mib: int
     allocated_memory_mib: int
+    lent_milli: int = 0
     free_by_node: tuple[tuple[int, int], ...] = field(default=())
 
     @property
@@ -81,7 +83,7 @@ class TypeSummary:
     def bar(self) -> Bar:
         """GPUs, or cores where there are none."""
         if self.has_gpu:
-            return gpu_bar(self.total_milli, self.allocated_milli)
+            return gpu_bar(self.total_milli, self.allocated_milli, self.lent_milli)
         label = _("%(allocated)s of %(total)s cores allocated") % {
             "allocated": formats.cores(self.allocated_cpu_milli),
             "total": formats.cores(self.cpu_milli),
@@ -93,12 +95,48 @@ class TypeSummary:
         return self.bar.label
 
 
-def gpu_bar(total_milli: int, allocated_milli: int) -> Bar:
+def gpu_bar(total_milli: int, allocated_milli: int, lent_milli: int = 0) -> Bar:
     label = _("%(allocated)s of %(total)s GPU allocated") % {
         "allocated": formats.gpus(allocated_milli),
         "total": formats.gpus(total_milli),
     }
-    return Bar(total_milli, allocated_milli, label)
+    return Bar(total_milli, allocated_milli, _with_lent(label, lent_milli), lent=lent_milli)
+
+
+def _with_lent(text: str, lent_milli: int) -> str:
+    if not lent_milli:
+        return text
+    return _("%(held)s, %(lent)s lent") % {"held": text, "lent": formats.gpus(lent_milli)}
+
+
+@dataclass(frozen=True, slots=True)
+class Lent:
+    """What is on loan now, in thousandths of a GPU: idle sessions hold it, trainings use it.
+
+    Attributes:
+        by_project: By the lender's project and the name of the node type.
+    """
+
+    by_device: Counter[str] = field(default_factory=Counter)
+    by_node: Counter[int] = field(default_factory=Counter)
+    by_project: Counter[tuple[int, str]] = field(default_factory=Counter)
+
+
+def lent_now() -> Lent:
+    """One query; from the moment that a device was free for the borrower until it is back."""
+    lent = Lent()
+    loans = Loan.objects.open().filter(lent_at__isnull=False)
+    for device, node, node_type, project, milli in loans.values_list(
+        "device",
+        "device__node",
+        "device__node__node_type__name",
+        "lender__workload__project",
+        "gpu_milli",
+    ):
+        lent.by_device[device] += milli
+        lent.by_node[node] += milli
+        lent.by_project[project, node_type or ""] += milli
+    return lent
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,13 +152,14 @@ class OnNode:
     num_free: int = 0
     cpu_milli: int = 0
     memory_mib: int = 0
+    lent_milli: int = 0
 
 
 NOTHING_THERE = OnNode()
 
 
 def on_nodes() -> dict[int, OnNode]:
-    """By node; two queries. A node without devices and allocations is absent."""
+    """By node; three queries. A node without devices and allocations is absent."""
     found: dict[int, OnNode] = {}
     devices = Device.objects.values_list("node").annotate(
         count=Count("uuid"),
@@ -135,11 +174,13 @@ def on_nodes() -> dict[int, OnNode]:
     ).order_by():
         there = found.get(node, NOTHING_THERE)
         found[node] = replace(there, cpu_milli=cpu, memory_mib=memory)
+    for node, lent in lent_now().by_node.items():
+        found[node] = replace(found[node], lent_milli=lent)
     return found
 
 
 def type_summaries() -> list[TypeSummary]:
-    """Every node type that has nodes, in the organisation's order; three queries."""
+    """Every node type that has nodes, in the organisation's order; four queries."""
     there = on_nodes()
     by_type: dict[NodeType, list[Node]] = defaultdict(list)
     nodes = Node.objects.filter(node_type__isnull=False).select_related("node_type")
@@ -166,6 +207,7 @@ def _summary(node_type: NodeType, nodes: Sequence[tuple[Node, OnNode]]) -> TypeS
         allocated_cpu_milli=sum(there.cpu_milli for _node, there in nodes),
         memory_mib=sum(node.memory_mib for node, _there in nodes),
         allocated_memory_mib=sum(there.memory_mib for _node, there in nodes),
+        lent_milli=sum(there.lent_milli for _node, there in nodes),
         free_by_node=tuple(sorted(free.items(), reverse=True)),
     )
 
@@ -185,6 +227,7 @@ class Holding:
     requested: int
     allocated: int
     total: int
+    lent: int = 0
 
     @property
     def borrowed(self) -> int:
@@ -193,11 +236,20 @@ class Holding:
     @property
     def bar(self) -> Bar:
         return Bar(
-            self.total, self.allocated, self.text, quota=self.quota, fair_share=self.fair_share
+            self.total,
+            self.allocated,
+            self.text,
+            lent=self.lent,
+            quota=self.quota,
+            fair_share=self.fair_share,
         )
 
     @property
     def text(self) -> str:
+        return _with_lent(self._held_text, self.lent)
+
+    @property
+    def _held_text(self) -> str:
         values = {
             "allocated": formats.gpus(self.allocated),
             "quota": formats.gpus(self.quota),
@@ -224,7 +276,7 @@ class Holding:
 def holdings(projects: Iterable[Project]) -> dict[int, list[Holding]]:
     """Per project, one entry per node type of which it has quota or holds something.
 
-    Cost: four queries.
+    Cost: five queries.
     """
     ids = [project.pk for project in projects]
     types = {item.name: item for item in NodeType.objects.all()}
@@ -244,6 +296,7 @@ def holdings(projects: Iterable[Project]) -> dict[int, list[Holding]]:
         )
     }
     totals = _device_totals()
+    lent = lent_now().by_project
     found: dict[int, list[Holding]] = defaultdict(list)
     for name, node_type in types.items():
         for project_id in ids:
@@ -254,7 +307,7 @@ def holdings(projects: Iterable[Project]) -> dict[int, list[Holding]]:
                 totals.get(name, 0),
             )
             if holding is not None:
-                found[project_id].append(holding)
+                found[project_id].append(replace(holding, lent=lent[project_id, name]))
     return found
 
 

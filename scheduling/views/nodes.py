@@ -22,7 +22,7 @@ from scheduling import formats, texts
 from scheduling.bars import Bar
 from scheduling.live import NODES_TOPIC
 from scheduling.models import Allocation, Device, DeviceAllocation, Node
-from scheduling.selectors import DEVICE_MILLI, NOTHING_THERE, OnNode, gpu_bar, on_nodes
+from scheduling.selectors import DEVICE_MILLI, NOTHING_THERE, OnNode, gpu_bar, lent_now, on_nodes
 from scheduling.services import nodes as services_nodes
 from scheduling.services.claims import GIVEN_UP_AFTER_S, rival_of
 from scheduling.texts import mechanisms
@@ -51,7 +51,8 @@ class Row:
 
     @property
     def bar(self) -> Bar:
-        return gpu_bar(self.there.num_devices * DEVICE_MILLI, self.there.allocated_milli)
+        total_milli = self.there.num_devices * DEVICE_MILLI
+        return gpu_bar(total_milli, self.there.allocated_milli, self.there.lent_milli)
 
 
 @login_required
@@ -90,11 +91,12 @@ class Holder:
 @dataclass(frozen=True, slots=True)
 class DeviceCard:
     device: Device
+    lent_milli: int
     holders: list[Holder] = field(default_factory=list)
 
     @property
     def bar(self) -> Bar:
-        return gpu_bar(DEVICE_MILLI, self.device.allocated_milli)
+        return gpu_bar(DEVICE_MILLI, self.device.allocated_milli, self.lent_milli)
 
     @property
     def free_milli(self) -> int:
@@ -185,7 +187,8 @@ def _cards(
         allocation = by_id[part.allocation_id]
         shown = allocation if allocation.project_id in visible else None
         holders[part.device_id].append(Holder(part.gpu_milli, shown))
-    return [DeviceCard(device, holders[device.pk]) for device in devices]
+    lent = lent_now().by_device
+    return [DeviceCard(device, lent[device.pk], holders[device.pk]) for device in devices]
 
 
 def _cpu_bar(node: Node, held: int) -> Bar:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
 from datetime import timedelta
@@ -201,6 +202,19 @@ def test_the_page_of_loans_has_the_figures(scene: Scene) -> None:
     assert scene.session.name not in others
     with translation.override("ru"):
         assert "Одолженные GPU" in page_of(vera, "/swap?days=30", "ru")
+
+
+@pytest.mark.parametrize("address", ["/", "/projects", "/projects/vision", "/nodes", "{node}"])
+def test_bars_draw_what_is_lent_dotted_and_say_it(scene: Scene, address: str) -> None:
+    loan = swapped_out(scene)
+    vera = scene.organisation.vera
+    page = page_of(vera, address.format(node=f"/nodes/{loan.device.node.name}"))
+    bars = re.findall(r'<svg role="img" aria-label="([^"]*)".*?</svg>', page)
+    drawn = re.findall(r'<svg role="img" aria-label="([^"]*)"(?:(?!</svg>).)*#dots', page)
+    assert drawn == [label for label in bars if label.endswith(", 1 lent")]
+    assert drawn
+    scene.say(loan, LoanState.ENDED, ended_by="cell", ended_at=time.time())
+    assert " 1 lent" not in page_of(vera, address.format(node=f"/nodes/{loan.device.node.name}"))
 
 
 def test_prometheus_has_swap(scene: Scene) -> None:
