@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scheduling.core.cycle import plan
 from scheduling.core.decisions import Eta, Hold
 from scheduling.core.predict import eta as module
-from scheduling.core.types import NodeTypeName, Policy, Workload
+from scheduling.core.types import NodeTypeName, Policy, ResourceKey, Workload
 from tests.core.small import answer, node, project, session, snapshot, training
 from tests.core.test_plans import settle
 from tests.core.worlds import arrive, cluster, workload
@@ -51,6 +51,12 @@ def test_the_first_to_end_makes_room_for_the_first_that_waits() -> None:
     parts = busy(1600.0, 2200.0, early_s=1300.0, basis="history")
     found = eta("w", *parts, training("w", "p"))
     assert found == Eta(1300.0, 1600.0, "history", "low")
+
+
+def test_nodes_without_gpus_make_no_room_for_those_who_ask_for_some() -> None:
+    without = replace(node("c", 0), gpu_key=ResourceKey("gpu:cpu"))
+    parts = busy(1600.0, basis="history")
+    assert eta("w", *parts, without, training("w", "p")) == eta("w", *parts, training("w", "p"))
 
 
 def test_who_waits_longer_in_the_queue_waits_for_the_next_end() -> None:

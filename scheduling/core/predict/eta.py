@@ -181,7 +181,7 @@ class Estimates:
         for pool in self._state.ledger.pools:
             if r == 0:
                 free += pool.free_cpu
-            elif self._state.resources.number[pool.gpu_key] == r:
+            elif pool.has_gpus and self._state.resources.number[pool.gpu_key] == r:
                 free += pool.free_units * 1000 // pool.unit_capacity
         supply = _Supply(free, self._releases(self._enders, r))
         return self._laid(supply, r, several, is_exact=True)
