@@ -2,7 +2,10 @@
 
 from django.contrib import admin
 from django.contrib.auth import views as auth_views
+from django.templatetags.static import static
 from django.urls import URLPattern, URLResolver, include, path
+from django.utils.functional import lazy
+from django.views.generic import RedirectView
 from django.views.i18n import JavaScriptCatalog
 
 from config import health
@@ -14,6 +17,12 @@ urlpatterns: list[URLPattern | URLResolver] = [
         "accounts/login/",
         auth_views.LoginView.as_view(redirect_authenticated_user=True),
         name="login",
+    ),
+    # Browsers ask for it by themselves on pages that name no icon: those of the admin.
+    path(
+        "favicon.ico",
+        RedirectView.as_view(url=lazy(static, str)("img/favicon.svg")),
+        name="favicon",
     ),
     path("accounts/logout/", auth_views.LogoutView.as_view(), name="logout"),
     path("i18n/", include("django.conf.urls.i18n")),

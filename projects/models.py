@@ -12,6 +12,7 @@ import uuid
 from typing import TYPE_CHECKING, ClassVar
 
 from django.contrib.auth.models import AbstractUser
+from django.core.exceptions import ValidationError
 from django.core.validators import MaxValueValidator, MinValueValidator, RegexValidator
 from django.db import models
 from django.db.models import F, Q
@@ -262,6 +263,23 @@ class Project(models.Model):
 
     def __str__(self) -> str:
         return self.title or self.name
+
+    def clean(self) -> None:
+        """Refuse at the field what the schema would, with both values.
+
+        Raises:
+            ValidationError: keyed by `cpu_limit_milli` or `memory_limit_mib`.
+        """
+        pairs = {"cpu_limit_milli": "cpu_quota_milli", "memory_limit_mib": "memory_quota_mib"}
+        errors = {}
+        for limit_name, quota_name in pairs.items():
+            limit, quota = getattr(self, limit_name), getattr(self, quota_name)
+            if limit is not None and quota is not None and limit < quota:
+                message = _("The limit %(limit)s is below the quota %(quota)s.")
+                params = {"limit": limit, "quota": quota}
+                errors[limit_name] = ValidationError(message, "limit_below_quota", params)
+        if errors:
+            raise ValidationError(errors)
 
 
 class Role(models.TextChoices):

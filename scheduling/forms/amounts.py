@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from django_stubs_ext import StrOrPromise
 
 # A plain decimal number: no exponent, no grouping, ASCII digits, at most one separator.
-NUMBER = re.compile(r"[+-]?(?:[0-9]{1,30}(?:[.,][0-9]{0,30})?|[.,][0-9]{1,30})")
+NUMBER = re.compile(r"[+-]?(?:[0-9]{1,100}(?:[.,][0-9]{0,30})?|[.,][0-9]{1,30})")
 MINUS_SIGN = "\N{MINUS SIGN}"
 
 # So much of a wrong value is repeated in its error message.

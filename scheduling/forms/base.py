@@ -47,6 +47,16 @@ from scheduling.services import SubmissionRefusedError, WorkloadSpec, check_on_n
 if TYPE_CHECKING:
     from django_stubs_ext import StrOrPromise
 
+# What a misfit's message calls the amounts, in the units of people and of programs.
+_UNITS: Mapping[tuple[str, bool], StrOrPromise] = {
+    ("gpu_memory_mib", True): _("GiB"),
+    ("gpu_memory_mib", False): _("MiB"),
+    ("memory_mib", True): _("GiB"),
+    ("memory_mib", False): _("MiB"),
+    ("cpu_milli", True): _("CPU cores"),
+    ("cpu_milli", False): _("thousandths of a core"),
+}
+
 # Below a twentieth a GPU's memory holds little more than the CUDA context.
 MIN_FRACTION_MILLI = 50
 MAX_GPUS = 8
@@ -363,6 +373,7 @@ class WorkloadForm(forms.Form):
         params = {
             "value": written(getattr(request, found.amount), unit),
             "limit": written(found.largest, unit),
+            "unit": _UNITS.get((found.amount, unit is not INTEGER), ""),
             "node": found.node,
             "types": ", ".join(item.title for item in types),
         }

@@ -38,7 +38,7 @@ class Misfit:
         amount: Attribute of `Request` to be reduced.
         largest: The most that one node offers of it.
         node: The node that offers it.
-        message: With places for `value`, `limit`, `node` and `types`.
+        message: With places for `value`, `limit`, `unit`, `node` and `types`.
     """
 
     amount: str
@@ -58,31 +58,34 @@ _AMOUNTS: tuple[tuple[str, str, StrOrPromise], ...] = (
         "gpu_memory_mib",
         "more_gpu_memory_than_any_device",
         _(
-            "%(value)s GiB are more than any GPU of %(types)s has: "
-            "at most %(limit)s GiB (%(node)s)."
+            "%(value)s %(unit)s are more than any GPU of %(types)s has: "
+            "at most %(limit)s %(unit)s (%(node)s)."
         ),
     ),
     (
         "cpu_milli",
         "more_cores_than_any_node",
-        _("%(value)s cores are more than any node of %(types)s has: at most %(limit)s (%(node)s)."),
+        _(
+            "%(value)s %(unit)s are more than any node of %(types)s has: "
+            "at most %(limit)s %(unit)s (%(node)s)."
+        ),
     ),
     (
         "memory_mib",
         "more_memory_than_any_node",
         _(
-            "%(value)s GiB are more than any node of %(types)s has: "
-            "at most %(limit)s GiB (%(node)s)."
+            "%(value)s %(unit)s are more than any node of %(types)s has: "
+            "at most %(limit)s %(unit)s (%(node)s)."
         ),
     ),
 )
 _TOGETHER = _(
-    "No node of %(types)s has that many GPUs, cores and %(value)s GiB together. With these GPUs "
-    "and cores at most %(limit)s GiB are to be had (%(node)s)."
+    "No node of %(types)s has that many GPUs, cores and %(value)s %(unit)s together. With these "
+    "GPUs and cores at most %(limit)s %(unit)s are to be had (%(node)s)."
 )
 _NO_CORES_TOGETHER = _(
-    "No node of %(types)s has that many GPUs and %(value)s cores together. With these GPUs at most "
-    "%(limit)s cores are to be had (%(node)s)."
+    "No node of %(types)s has that many GPUs and %(value)s %(unit)s together. With these GPUs at "
+    "most %(limit)s %(unit)s are to be had (%(node)s)."
 )
 
 

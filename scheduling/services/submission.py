@@ -16,6 +16,7 @@ from decimal import Decimal
 import msgspec
 from django.db import IntegrityError, transaction
 from django.utils import timezone
+from django.utils.formats import number_format
 from django.utils.translation import get_language
 from django.utils.translation import gettext as _
 
@@ -208,9 +209,14 @@ def _check_quota_can_ever_hold(spec: WorkloadSpec) -> None:
             "larger_than_quota",
             _(
                 "%(asked)s GPU asked, but the quota of project %(project)s is %(quota)s GPU of "
-                "this type, and this kind of work runs inside quota only."
+                "%(types)s, and this kind of work runs inside quota only."
             )
-            % {"asked": asked / 1000, "project": spec.project, "quota": largest / 1000},
+            % {
+                "asked": number_format(asked / 1000),
+                "project": spec.project,
+                "quota": number_format(largest / 1000),
+                "types": ", ".join(spec.node_types),
+            },
         )
 
 

@@ -48,3 +48,13 @@ def test_a_change_leaves_before_and_after_that_nobody_can_alter() -> None:
         AuditEntry.objects.all().delete()
     with pytest.raises(DatabaseError, match="append-only"), transaction.atomic():
         AuditEntry.objects.update(action="nothing")
+
+
+def test_a_cpu_limit_below_its_quota_is_refused_with_both_values() -> None:
+    project = make_project("vision")
+    project.cpu_quota_milli, project.cpu_limit_milli = 500, 10
+    with pytest.raises(ValidationError) as refused:
+        project.full_clean()
+    assert refused.value.message_dict == {
+        "cpu_limit_milli": ["The limit 10 is below the quota 500."]
+    }

@@ -181,6 +181,7 @@ WRONG: list[tuple[dict[str, object], str, str, str]] = [
     ({"cpu_milli": 33000}, "cpu_milli", "more_cores_than_any_node", "32000"),
     ({"cpu_milli": None}, "cpu_milli", "required", "100"),
     ({"memory_mib": 131073}, "memory_mib", "more_memory_than_any_node", "131072"),
+    ({"memory_mib": 10**30}, "memory_mib", "too_large", "16777216"),
     ({"name": "../up"}, "name", "invalid_name", "40"),
     ({"name": "имя"}, "name", "invalid_name", "40"),
     ({"name": "x" * 10_000}, "name", "too_long", "40"),
@@ -426,6 +427,15 @@ def test_a_list_costs_the_same_with_few_and_many(
     api.get("workloads")
     with django_assert_max_num_queries(7):
         assert len(api.get("workloads").json()["items"]) == 12
+
+
+def test_messages_speak_the_units_of_the_api(api: Api) -> None:
+    body = {**SESSION, "gpu_milli": None, "gpu_memory_mib": 99999, "cpu_milli": 33000}
+    (error,) = api.post("workloads", body, **{"Idempotency-Key": str(uuid.uuid4())}).json()[
+        "errors"
+    ]
+    assert "99999 MiB" in error["message"]
+    assert "14917 MiB" in error["message"]
 
 
 def test_what_there_is_can_be_read(api: Api, organisation: Organisation) -> None:
