@@ -172,7 +172,11 @@ def wake(workload: Workload, *, actor: User) -> Workload:
         relay_client.wake_session(attempt.node.zone, str(attempt.pk))
     except relay_client.AgentAwayError as error:
         raise ActionRefusedError(
-            "agent_away", _("The agent of its node does not answer; run a cell to wake it.")
+            "agent_away",
+            _(
+                "The agent of its node does not answer. Its processes go on; it can be woken once"
+                " the agent is back: try again in some seconds."
+            ),
         ) from error
     return row
 

@@ -174,6 +174,8 @@ def test_an_agent_that_is_away_is_said(scene: Scene) -> None:
     with pytest.raises(ActionRefusedError) as caught:
         wake(scene.session, actor=scene.organisation.vera)
     assert caught.value.code == "agent_away"
+    assert "a cell" not in str(caught.value), "it goes through the same agent"
+    assert "try again in some seconds" in str(caught.value)
     assert not isinstance(caught.value.__cause__, httpx.HTTPError)
     assert isinstance(caught.value.__cause__, relay_client.AgentAwayError)
 
