@@ -106,6 +106,7 @@ def workload(request: PageRequest, workload_id: uuid.UUID) -> HttpResponse:
         "events": list(row.events.select_related("actor").order_by("-at", "-id")[:MAX_EVENTS]),
         "attempts": attempts[:MAX_ATTEMPTS],
         "num_attempts": len(attempts),
+        "num_starts": len(leaders),
         "attempt": leaders[0] if leaders else None,
         "replicas": _replicas(row, attempts),
         "growth": _growth(row),
