@@ -49,7 +49,8 @@ class Loan(models.Model):
         lent_at: When the device was free for the borrower; null if it never was.
         ended_at: When the lender had its device again (or was gone).
         wake_s: From the wake to the running lender, the borrower's leaving included.
-        ended_by: An `agent.protocol.LoanEnd`.
+        ended_by: An `agent.protocol.LoanEnd`, or what the agent cannot know: `other_lender`
+            (another lender of the same borrower is back), or what the borrower was called back for.
         expected_left_s: How long the lender was expected to stay idle when it was decided.
     """
 

@@ -46,6 +46,8 @@ MIN_SPELL_S = 60.0
 BYTES_STEP = 64 * 1024 * 1024
 """Device memory is recorded in steps: it changes all the time."""
 FINAL_STATES = (LoanState.ENDED, LoanState.REFUSED)
+RECALLS = ("lending_off", "room_taken", "over_limit", "placed_elsewhere")
+"""For what a borrower may be called back: the true cause of the end that its agent saw."""
 
 
 class LenderChangedError(Exception):
@@ -225,11 +227,31 @@ def _time(seconds: float | None) -> datetime | None:
 
 
 def _differs(row: Loan, report: protocol.LoanReport) -> bool:
-    return (row.state, row.ended_by, row.lent_at is None) != (
+    """Of what ended it, only whether anything did: the cause kept may be a nearer one."""
+    return (row.state, bool(row.ended_by), row.lent_at is None) != (
         report.state,
-        report.ended_by,
+        bool(report.ended_by),
         report.lent_at is None,
     )
+
+
+def _cause_of(row: Loan, seen: str) -> str:
+    """What ended a loan: an agent sees that its borrower ended, or that the loan is ordered no
+    longer, but not why. That is known here.
+    """
+    if seen not in ("borrower_ended", "orchestrator"):
+        return seen
+    borrower = row.borrower
+    if borrower.goal == AttemptGoal.EVICT and borrower.goal_detail in RECALLS:
+        return borrower.goal_detail
+    # Loans that were decided together: once one lender is back, the borrower leaves the others.
+    others = Loan.objects.filter(borrower=borrower, started_at=row.started_at).exclude(pk=row.pk)
+    is_back = Q(state=LoanState.REFUSED) | ~Q(
+        ended_by__in=("", "borrower_ended", "orchestrator", *RECALLS)
+    )
+    if others.filter(is_back).exists():
+        return "other_lender"
+    return "borrower_ended" if borrower.phase == AttemptPhase.ENDED else seen
 
 
 @transaction.atomic
@@ -245,14 +267,14 @@ def _record_loan(pk: uuid.UUID, report: protocol.LoanReport) -> None:
     row.swapped_out_bytes = report.swapped_out_bytes or row.swapped_out_bytes
     row.out_s, row.in_s = report.out_s or row.out_s, report.in_s or row.in_s
     row.wake_s = report.wake_s if report.wake_s is not None else row.wake_s
-    row.ended_by = report.ended_by[:20]
+    row.ended_by = _cause_of(row, report.ended_by)[:20]
     row.error = report.error[:500]
     row.lent_at = row.lent_at or _time(report.lent_at)
     if row.state in FINAL_STATES:
         row.is_wanted = False
         row.ended_at = max(_time(report.ended_at) or now, row.lent_at or row.started_at)
     row.save()
-    if _answers_its_lender(row):
+    if _answers_its_lender(row, report.ended_by):
         asked = Attempt.objects.filter(pk=row.lender_id, lend_asked_at__isnull=False)
         asked.update(lend_asked_at=None)
     lender, borrower = row.lender.workload, row.borrower.workload
@@ -271,9 +293,14 @@ def _record_loan(pk: uuid.UUID, report: protocol.LoanReport) -> None:
     announce_workload(borrower)
 
 
-def _answers_its_lender(row: Loan) -> bool:
-    """Whether what its lender's owner asked for is done, or cannot be; no if the borrower left."""
-    if row.state in FINAL_STATES and row.ended_by not in ("borrower_ended", "orchestrator"):
+def _answers_its_lender(row: Loan, seen: str) -> bool:
+    """Whether what its lender's owner asked for is done, or cannot be; no if the borrower left.
+
+    Args:
+        row: The loan.
+        seen: What ended it, as its agent saw it.
+    """
+    if row.state in FINAL_STATES and seen not in ("borrower_ended", "orchestrator"):
         return True
     return row.lent_at is not None
 

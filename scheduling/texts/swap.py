@@ -45,9 +45,17 @@ ENDS: dict[str, Callable[[], str]] = {
     "activity": lambda: _("a kernel or terminal that became busy"),
     "borrower_ended": lambda: _("the training's end"),
     "lender_ended": lambda: _("the session's end"),
+    "other_lender": lambda: _("the return of another session that lent to the same training"),
+    "lending_off": lambda: _("its project's ceasing to lend"),
+    "room_taken": lambda: _("others' need, as of right, of what the training used beside it"),
+    "over_limit": lambda: _("the limit of the training's project"),
+    "placed_elsewhere": lambda: _("a place of its own for the training"),
     "orchestrator": lambda: _("the scheduler"),
     "failed": lambda: _("a failure"),
 }
+
+SHORT_S = 0.1
+"""Shorter wakes are told with two digits."""
 
 
 def _short(d: Details) -> str:
@@ -102,7 +110,8 @@ def swapped_in(d: Details) -> str:
     values = {"cause": ended_by(str(d.get("ended_by", "")))}
     if wake_s is None:
         return _("Back on its GPU after %(cause)s.") % values
-    values["time"] = formats.decimal(float(wake_s), 1)
+    # A tenth is the finest that matters, except where nothing would be left of it.
+    values["time"] = formats.decimal(float(wake_s), 1 if wake_s >= SHORT_S else 2)
     return _("Back on its GPU %(time)s s after %(cause)s.") % values
 
 

@@ -38,6 +38,7 @@ from scheduling.models import (
 from scheduling.services import stop, swap_out
 from scheduling.services.lending import watch_idle
 from scheduling.snapshot import IDLE_MARK_LASTS_S, take_snapshot
+from scheduling.texts import event_sentence
 from tests.lending_scene import GIB, Scene, make_scene
 from tests.scheduling.conftest import Organisation
 
@@ -345,6 +346,69 @@ def test_switching_lending_off_ends_a_loan(scene: Scene) -> None:
     assert list(desired_loans(scene.agent.zone)), "the device is its own until it has saved"
     scene.agent.end(scene.training, cause="evicted")
     assert not list(desired_loans(scene.agent.zone))
+
+
+@pytest.mark.parametrize("code", ["lending_off", "room_taken"])
+@pytest.mark.parametrize("seen", ["borrower_ended", "orchestrator"])
+def test_a_loan_whose_borrower_was_called_back_ended_by_what_it_was_called_back_for(
+    scene: Scene, code: str, seen: str
+) -> None:
+    loan = scene.lend()
+    scene.run_training()
+    scene.say(loan, LoanState.LENT, lent_at=time.time())
+    if code == "lending_off":
+        Project.objects.update(lends_idle=False)
+    else:  # its processor goes to somebody else, as of right
+        Node.objects.filter(name="sim-t4-1").update(cpu_milli=1)
+    run_cycle()
+    scene.refresh()
+    assert scene.training.reason["code"] == code
+    scene.agent.end(scene.training, cause="evicted")
+    scene.say(loan, LoanState.WAKING, ended_by=seen)
+    scene.say(loan, LoanState.ENDED, ended_by=seen, ended_at=time.time(), wake_s=0.02)
+    assert loan.ended_by == code
+    event = scene.session.events.get(code="swapped_in")
+    assert event.details["ended_by"] == code
+    assert "0.02 s after" in event_sentence(event)
+
+
+@pytest.mark.parametrize("seen", ["cell", "failed"])
+def test_what_an_agent_knows_itself_is_kept(scene: Scene, seen: str) -> None:
+    loan = scene.lend()
+    scene.say(loan, LoanState.LENT, lent_at=time.time())
+    scene.say(loan, LoanState.ENDED, ended_by=seen, ended_at=time.time(), wake_s=1.04)
+    assert loan.ended_by == seen
+    assert " 1 s after" in event_sentence(scene.session.events.get(code="swapped_in"))
+
+
+def test_a_loan_ends_by_the_other_lender_of_its_borrower(scene: Scene) -> None:
+    first = scene.lend()
+    second = Loan.objects.create(
+        lender=Attempt.objects.filter(workload__project=scene.organisation.speech)[0],
+        borrower=first.borrower,
+        device=first.device,
+        gpu_milli=500,
+        started_at=first.started_at,
+    )
+    for loan in (first, second):
+        scene.say(loan, LoanState.LENT, lent_at=time.time())
+    scene.say(first, LoanState.WAKING, ended_by="button")
+    second.refresh_from_db()
+    assert not second.is_wanted
+    scene.say(second, LoanState.ENDED, ended_by="orchestrator", ended_at=time.time(), wake_s=0.1)
+    assert second.ended_by == "other_lender"
+    assert first.ended_by == "button"
+
+
+def test_a_loan_that_is_ordered_no_longer_after_its_borrowers_end_ended_by_that(
+    scene: Scene,
+) -> None:
+    loan = scene.lend()
+    scene.run_training()
+    scene.say(loan, LoanState.LENT, lent_at=time.time())
+    scene.agent.end(scene.training)
+    scene.say(loan, LoanState.ENDED, ended_by="orchestrator", ended_at=time.time())
+    assert loan.ended_by == "borrower_ended"
 
 
 def test_history_decides_whether_a_loan_is_made(scene: Scene) -> None:
