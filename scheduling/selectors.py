@@ -21,13 +21,12 @@ from scheduling import formats
 from scheduling.bars import Bar
 from scheduling.models import (
     ACTIVE_PHASES,
-    WAITING_PHASES,
+    WAITS,
     Allocation,
     Device,
     Loan,
     Node,
     NodeState,
-    Phase,
     PlannerStatus,
     ProjectUsage,
     Wait,
@@ -359,8 +358,8 @@ class Counts:
 def workload_counts(workloads: QuerySet[Workload]) -> Counts:
     """How many hold something, and how many wait."""
     sums = workloads.aggregate(
-        running=Count("pk", filter=Q(phase__in=ACTIVE_PHASES)),
-        waiting=Count("pk", filter=Q(phase__in=WAITING_PHASES)),
+        running=Count("pk", filter=PHASE_GROUPS["active"]),
+        waiting=Count("pk", filter=PHASE_GROUPS["waiting"]),
     )
     return Counts(sums["running"], sums["waiting"])
 
@@ -368,7 +367,7 @@ def workload_counts(workloads: QuerySet[Workload]) -> Counts:
 def examined_at(workload: Workload) -> datetime | None:
     """When the planner last looked at it: a reason that still holds is not written again."""
     moments = [workload.reason_at]
-    if workload.phase in WAITING_PHASES:
+    if workload.is_waiting:
         moments += PlannerStatus.objects.values_list("finished_at", flat=True)
     return max((moment for moment in moments if moment is not None), default=None)
 
@@ -423,7 +422,7 @@ def summed(spans: Sequence[Span], now: datetime) -> Waited:
 
 NOTHING_WAITED = Waited(None, 0.0, 0)
 
-PHASE_GROUPS: dict[str, tuple[Phase, ...]] = {
-    "waiting": WAITING_PHASES,
-    "active": ACTIVE_PHASES,
+PHASE_GROUPS: dict[str, Q] = {
+    "waiting": WAITS,
+    "active": Q(phase__in=ACTIVE_PHASES) & ~WAITS,
 }

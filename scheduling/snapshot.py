@@ -530,6 +530,16 @@ def _state_of(attempt: Attempt) -> core.ReplicaState:
     return core.ReplicaState.LENT if is_left_alone else core.ReplicaState.PARKED
 
 
+def all_parked(attempts: Iterable[Attempt]) -> bool:
+    """Whether all of a borrower wait in memory.
+
+    Args:
+        attempts: A workload's open ones, as the snapshot reads them.
+    """
+    states = {_state_of(attempt) for attempt in attempts}
+    return states == {core.ReplicaState.PARKED}
+
+
 def _placement(attempt: Attempt) -> core.Placement:
     devices = list(attempt.allocation.devices.all())
     return core.Placement(

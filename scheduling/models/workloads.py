@@ -37,6 +37,10 @@ class Phase(models.TextChoices):
 
 WAITING_PHASES = (Phase.QUEUED, Phase.PREEMPTED)
 ACTIVE_PHASES = (Phase.STARTING, Phase.RUNNING, Phase.CHECKPOINTING, Phase.STOPPING, Phase.LOST)
+IS_PARKED = models.Q(phase=Phase.RUNNING, queue_position__isnull=False)
+"""A borrower whose lender woke: its process waits in memory, and the planner counts it among those
+who wait, at this place."""
+WAITS = models.Q(phase__in=WAITING_PHASES) | IS_PARKED
 ENDED_PHASES = (Phase.STOPPED, Phase.COMPLETED, Phase.FAILED)
 
 
@@ -63,7 +67,7 @@ LEADER = 0
 
 class WorkloadQuerySet(models.QuerySet["Workload"]):
     def waiting(self) -> Self:
-        return self.filter(phase__in=WAITING_PHASES)
+        return self.filter(WAITS)
 
     def unfinished(self) -> Self:
         return self.exclude(phase__in=ENDED_PHASES)
@@ -247,6 +251,16 @@ class Workload(models.Model):
 
     def __str__(self) -> str:
         return self.name
+
+    @property
+    def is_parked(self) -> bool:
+        """`IS_PARKED`, of a row."""
+        return self.phase == Phase.RUNNING and self.queue_position is not None
+
+    @property
+    def is_waiting(self) -> bool:
+        """`WAITS`, of a row."""
+        return self.phase in WAITING_PHASES or self.is_parked
 
     @property
     def is_session(self) -> bool:

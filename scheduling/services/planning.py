@@ -42,6 +42,7 @@ from scheduling.models import (
     DeviceHold,
     Loan,
     Node,
+    Phase,
     PlannerStatus,
     ProjectUsage,
     Workload,
@@ -68,7 +69,7 @@ from scheduling.services.replicas import (
 )
 from scheduling.services.submission import reason_json
 from scheduling.services.transitions import advance
-from scheduling.snapshot import LEAVING_PHASES, Taken, holds_of, index_of
+from scheduling.snapshot import LEAVING_PHASES, Taken, all_parked, holds_of, index_of
 
 # Ends of a loan by which its lender is in use again, as its agent says them.
 _WAKES = ("cell", "cuda_call", "button", "activity")
@@ -142,7 +143,7 @@ def _is_known(decision: Decision, plan: Plan, taken: Taken) -> bool:
     if not isinstance(decision, Hold):
         return False
     row = taken.rows[decision.workload]
-    is_same = _told(row) == _to_tell(row, decision, plan, taken.titles)
+    is_same = _told(row) == _to_tell(row, decision, plan, taken)
     return is_same and _by_index(decision.held) == _kept_for_pending(taken, decision.workload)
 
 
@@ -162,12 +163,13 @@ def _told(row: Workload) -> Told:
     return row.reason, row.queue_position, row.queue_length, row.eta
 
 
-def _to_tell(row: Workload, decision: Hold, plan: Plan, titles: Mapping[str, str]) -> Told:
+def _to_tell(row: Workload, decision: Hold, plan: Plan, taken: Taken) -> Told:
     """What a hold says of a workload. One that runs and could grow keeps the reason why it runs,
-    one that is leaving the reason why it leaves.
+    one that is leaving the reason why it leaves. One that is parked waits like those in the queue.
     """
-    why = reason_json(decision.reason, titles)
-    if row.phase in WAITING_PHASES:
+    why = reason_json(decision.reason, taken.titles)
+    attempts = taken.rows[decision.workload].attempts.all()
+    if row.phase in WAITING_PHASES or (row.phase == Phase.RUNNING and all_parked(attempts)):
         place = plan.queue_positions.get(decision.workload, (None, None))
         return why, *place, eta_to_tell(row.eta, decision.eta) if plan.has_estimates else row.eta
     if row.phase in LEAVING_PHASES:
@@ -275,6 +277,7 @@ def _note_in_phase(
     """Something was decided about a workload whose phase stays as it is."""
     row.reason, row.reason_at = reason_json(reason), now
     row.queue_position = row.queue_length = None
+    row.eta = {}
     row.generation += 1
     row.save()
     record_event(row, code, at=now, attempt=attempt, details=details)
@@ -474,9 +477,7 @@ def _hold(
     if gone := _kept_for_pending(taken, decision.workload).keys() - held.keys():
         DeviceHold.objects.filter(workload=row, replica__in=gone).delete()
     _keep_all(row, held, nodes, taken, now)
-    row.reason, row.queue_position, row.queue_length, row.eta = _to_tell(
-        row, decision, plan, taken.titles
-    )
+    row.reason, row.queue_position, row.queue_length, row.eta = _to_tell(row, decision, plan, taken)
     row.reason_at = now
 
 

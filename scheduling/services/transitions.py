@@ -16,6 +16,7 @@ from django.utils import timezone
 from projects.models import User
 from scheduling.core import lifecycle
 from scheduling.models import (
+    WAITING_PHASES,
     Allocation,
     Attempt,
     AttemptGoal,
@@ -35,6 +36,9 @@ from scheduling.services.events import (
     wake_planner,
 )
 from scheduling.services.lending import close_loans_of, end_spell
+
+_ON_LOAN = (Phase.STARTING, Phase.RUNNING, Phase.LOST)
+"""Phases in which something may still be lent to a workload."""
 
 
 def lock(workload_id: uuid.UUID) -> Workload:
@@ -165,6 +169,7 @@ def _advance(
         if workload.phase == Phase.COMPLETED:
             # Why it once waited explains nothing any more; of a failure something newer is told.
             workload.reason = {}
+    _forget_loan(workload)
     workload.save()
     record_event(
         workload, note.code, at=now, attempt=attempt, actor=note.actor, details=note.details
@@ -173,6 +178,14 @@ def _advance(
         wake_planner(note.code)
     announce_workload(workload)
     return step
+
+
+def _forget_loan(workload: Workload) -> None:
+    """One that runs no longer neither waits in memory nor runs on loan."""
+    if workload.phase not in (*WAITING_PHASES, Phase.RUNNING):
+        workload.queue_position = workload.queue_length = None
+    if workload.phase not in _ON_LOAN and workload.reason.get("code") == "lent":
+        workload.reason = {}
 
 
 def _wait_of(

@@ -9,14 +9,14 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from scheduling import formats
-from scheduling.models import WAITING_PHASES, Workload
+from scheduling.models import Workload
 
 SOON_S = 60
 
 
 def eta_text(workload: Workload) -> str:
     """Empty where it does not wait."""
-    if workload.phase not in WAITING_PHASES:
+    if not workload.is_waiting:
         return ""
     return told(workload.eta)
 
@@ -37,7 +37,7 @@ def eta_basis(workload: Workload) -> str:
         "policy": _("By the time until others may be asked to give way."),
         "schedule": _("By the time that is set for it."),
     }
-    if workload.phase not in WAITING_PHASES or not workload.eta:
+    if not workload.is_waiting or not workload.eta:
         return ""
     return sentences.get(str(workload.eta.get("basis", "")), "")
 

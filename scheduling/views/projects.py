@@ -15,7 +15,7 @@ from django.views.decorators.http import require_safe
 from projects import access
 from projects.models import Membership, Project, User
 from scheduling.live import QUEUE_TOPIC, project_topic
-from scheduling.models import WAITING_PHASES, Workload
+from scheduling.models import WAITS, Workload
 from scheduling.selectors import Holding, holdings
 from scheduling.texts import idleness
 from scheduling.views.pages import PageRequest, page
@@ -61,10 +61,9 @@ def _counts() -> tuple[Counter[int], Counter[int], Counter[int]]:
     for project, count in Membership.objects.values_list("project").annotate(count=Count("pk")):
         members[project] += count
     unfinished = Workload.objects.unfinished().order_by()
-    for project, phase, count in unfinished.values_list("project", "phase").annotate(
-        count=Count("pk")
-    ):
-        (waiting if phase in WAITING_PHASES else active)[project] += count
+    for counter, rows in ((waiting, unfinished.filter(WAITS)), (active, unfinished.exclude(WAITS))):
+        for project, count in rows.values_list("project").annotate(count=Count("pk")):
+            counter[project] += count
     return members, active, waiting
 
 

@@ -156,7 +156,7 @@ def why_workload(request: PageRequest, workload_id: uuid.UUID) -> HttpResponse:
     """Why a workload waits, or what it holds against its project's share."""
     row = find_workload(request.user, workload_id)
     taken, now_s = take_snapshot(), time.time()
-    is_waiting = row.phase in WAITING_PHASES
+    is_waiting = row.is_waiting
     names = row.node_types or ([row.node_type.name] if row.node_type else [])
     types = list(NodeType.objects.filter(name__in=names))
     types.sort(key=lambda item: names.index(item.name))

@@ -47,7 +47,7 @@ class Filters:
 
     def apply(self, rows: WorkloadQuerySet, user: User) -> WorkloadQuerySet:
         if self.state in PHASE_GROUPS:
-            rows = rows.filter(phase__in=PHASE_GROUPS[self.state])
+            rows = rows.filter(PHASE_GROUPS[self.state])
         elif self.state:
             rows = rows.filter(phase=self.state)
         if self.kind:

@@ -34,11 +34,14 @@ from scheduling.models import (
     Node,
     Phase,
     ProjectUsage,
+    Workload,
 )
+from scheduling.selectors import workload_counts
 from scheduling.services import stop, swap_out
 from scheduling.services.lending import watch_idle
 from scheduling.snapshot import IDLE_MARK_LASTS_S, take_snapshot
 from scheduling.texts import event_sentence
+from tests.factories import submitted, training_spec
 from tests.lending_scene import GIB, Scene, make_scene
 from tests.scheduling.conftest import Organisation
 
@@ -346,6 +349,64 @@ def test_switching_lending_off_ends_a_loan(scene: Scene) -> None:
     assert list(desired_loans(scene.agent.zone)), "the device is its own until it has saved"
     scene.agent.end(scene.training, cause="evicted")
     assert not list(desired_loans(scene.agent.zone))
+
+
+def test_a_parked_borrower_waits_with_a_reason_a_place_and_an_estimate(scene: Scene) -> None:
+    loan = scene.lend()
+    scene.run_training()
+    scene.say(loan, LoanState.LENT, lent_at=time.time())
+    assert not scene.training.is_waiting
+    scene.say(loan, LoanState.WAKING, ended_by="cell")
+    scene.use(SwapState.SWAPPING_IN)
+    scene.run_training(SwapState.SWAPPED_OUT)
+    scene.say(loan, LoanState.ENDED, ended_by="cell", ended_at=time.time())
+    scene.use()
+    other = submitted(training_spec(scene.organisation.language), scene.organisation.lena)
+    run_cycle()
+    scene.refresh()
+    other.refresh_from_db()
+    assert scene.training.is_parked
+    assert scene.training.reason["code"] == other.reason["code"] != "lent"
+    assert (scene.training.queue_position, scene.training.queue_length) == (1, 2)
+    assert other.queue_position == 2
+    assert set(Workload.objects.waiting()) == {scene.training, other}
+    counts = workload_counts(Workload.objects.filter(project=scene.organisation.language))
+    assert (counts.num_running, counts.num_waiting) == (0, 2)
+    # Lent to it again, it waits no more.
+    stop(other, actor=scene.organisation.lena)
+    Attempt.objects.update(woke_at=timezone.now() - timedelta(minutes=5))
+    again = scene.lend()
+    assert again.borrower == loan.borrower
+    assert scene.training.reason["code"] == "lent"
+    assert not scene.training.is_waiting
+    assert not Workload.objects.waiting().exists()
+
+
+def test_a_parked_borrower_that_is_stopped_waits_no_more(scene: Scene) -> None:
+    loan = scene.lend()
+    scene.run_training()
+    scene.say(loan, LoanState.LENT, lent_at=time.time())
+    scene.say(loan, LoanState.ENDED, ended_by="cell", ended_at=time.time())
+    scene.use()
+    run_cycle()
+    scene.refresh()
+    assert scene.training.is_parked
+    stop(scene.training, actor=scene.organisation.lena)
+    scene.refresh()
+    assert scene.training.phase == Phase.CHECKPOINTING, "its program may save"
+    assert scene.training.queue_position is None
+    assert not Workload.objects.waiting().exists()
+
+
+def test_what_was_stopped_on_loan_keeps_no_reason_of_it(scene: Scene) -> None:
+    loan = scene.lend()
+    scene.run_training()
+    scene.say(loan, LoanState.LENT, lent_at=time.time())
+    stop(scene.training, actor=scene.organisation.lena)
+    scene.agent.end(scene.training, cause="stopped")
+    scene.refresh()
+    assert scene.training.phase == Phase.STOPPED
+    assert not scene.training.reason
 
 
 @pytest.mark.parametrize("code", ["lending_off", "room_taken"])

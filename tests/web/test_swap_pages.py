@@ -14,7 +14,7 @@ from django.utils import timezone, translation
 
 from projects.models import Project, Role, User
 from scheduling import relay_client
-from scheduling.agent.protocol import LoanState
+from scheduling.agent.protocol import LoanState, SwapState
 from scheduling.cycle import run_cycle
 from scheduling.models import Attempt, Loan, Zone
 from scheduling.services import ActionRefusedError, swap_out, wake
@@ -178,6 +178,36 @@ def test_an_agent_that_is_away_is_said(scene: Scene) -> None:
     assert "try again in some seconds" in str(caught.value)
     assert not isinstance(caught.value.__cause__, httpx.HTTPError)
     assert isinstance(caught.value.__cause__, relay_client.AgentAwayError)
+
+
+def test_a_parked_borrower_is_shown_as_waiting(scene: Scene) -> None:
+    loan = swapped_out(scene)
+    scene.run_training()
+    scene.say(loan, LoanState.ENDED, ended_by="cell", ended_at=time.time())
+    scene.use()
+    scene.run_training(SwapState.SWAPPED_OUT)
+    run_cycle()
+    scene.refresh()
+    lena, path = scene.organisation.lena, f"/workloads/{scene.training.pk}"
+    page = page_of(lena, path)
+    assert "waits in memory for a GPU" in page
+    assert "1 of 1 in language" in page
+    assert f'data-reason="{scene.training.reason["code"]}"' in page
+    why = page_of(lena, f"{path}/why")
+    assert "Why it waits" in why
+    assert "data-eta" in why
+    assert "hx-trigger" not in why[why.index("Why it waits") :], "nothing else would start it"
+    assert scene.training.name in page_of(lena, "/queue")
+    assert scene.training.name in page_of(lena, "/workloads?state=waiting")
+    assert scene.training.name not in page_of(lena, "/workloads?state=active")
+    client = client_of(lena)
+    (row,) = client.get("/api/v1/queue").json()["items"]
+    assert row["id"] == str(scene.training.pk)
+    assert row["state"] == "swapped_out"
+    assert row["queue"] == {"position": 1, "of": 1}
+    assert row["reason"]["code"] == scene.training.reason["code"] != "lent"
+    listed = client.get("/api/v1/workloads?filter=phase:waiting").json()["items"]
+    assert [each["id"] for each in listed] == [row["id"]]
 
 
 def test_waking_what_is_awake_is_harmless(scene: Scene) -> None:

@@ -18,7 +18,6 @@ from scheduling.forms.training import PRIORITIES
 from scheduling.models import (
     ACTIVE_PHASES,
     MAX_REPLICAS,
-    WAITING_PHASES,
     Attempt,
     Checkpoint,
     DeviceAllocation,
@@ -249,7 +248,7 @@ class WorkloadSchema(serializers.ModelSerializer[Workload]):
     @extend_schema_field(EtaSchema(allow_null=True))
     def get_eta(self, workload: Workload) -> dict[str, Any] | None:
         """When it will start; null where nothing is known, or where it does not wait."""
-        if workload.phase not in WAITING_PHASES:
+        if not workload.is_waiting:
             return None
         return eta_json(workload.eta, time.time())
 
