@@ -33,7 +33,7 @@ def check(reason: Reason, code: str, *words: str) -> None:
 
 def test_started_in_quota_and_borrowing() -> None:
     inside = answer("w", node("a"), project("p", 1000), training("w", "p"))
-    check(inside.reason, "started_in_quota", "p now holds 1 GPU of 1 GPU quota")
+    check(inside.reason, "started_in_quota", "p then held 1 GPU of 1 GPU quota")
     assert inside.reason.details["fair_share"] == 1000
     beyond = answer("w", node("a"), project("p", 1000), training("w", "p", 2000))
     check(beyond.reason, "started_borrowing", "2 GPU of 1 GPU quota", "borrowed")
@@ -49,7 +49,7 @@ def test_a_session_never_borrows_though_a_training_of_its_project_does() -> None
     )
     mine = answer("s", *parts)
     assert isinstance(mine, Start)
-    check(mine.reason, "started_in_quota", "p now holds 1 GPU of 1 GPU quota")
+    check(mine.reason, "started_in_quota", "p then held 1 GPU of 1 GPU quota")
     assert not mine.is_borrowed
     together = (node("a", 2), project("p", 1000), training("w", "p"), session("s", "p"))
     mine, other = (answer(name, *together) for name in ("s", "w"))
@@ -108,6 +108,20 @@ def test_over_share() -> None:
     )
     check(hold.reason, "over_share", "fair share of 1 GPU", "nothing is idle")
     assert hold.reason.details["allocated"] == 1000
+
+
+def test_a_gang_beyond_its_share_is_told_what_would_help() -> None:
+    """More quota makes no more devices; fewer replicas or less of its own would help."""
+    hold = answer(
+        "w",
+        node("a", 4),
+        project("p", 4000),
+        training("v", "p", 3000, "a:0,1,2"),
+        training("w", "p", 1000, min_replicas=3),
+    )
+    check(hold.reason, "over_share", "only 1 of 3 GPU asked are free")
+    assert [offer["id"] for offer in hold.reason.offers] == ["stop_own", "fewer_replicas"]
+    assert hold.reason.per_node_type[0]["constraint"] == "gpu"
 
 
 def test_no_fit_when_too_little_is_free() -> None:

@@ -33,7 +33,7 @@ def started(state: State, item: Item) -> tuple[Reason, bool]:
         "fair_share": account.fair[r],
     }
     near = _together(state, item, details)
-    have = f"{account.id} now holds {quantity(state, r, held)}"
+    have = f"{account.id} then held {quantity(state, r, held)}"
     quota = quantity(state, r, account.quota[r])
     if is_borrowed:
         return Reason(

@@ -75,8 +75,10 @@ class RoomLeft:
         return block
 
 
-def constraint(shape: Shape, option: Option, asked: int, free: Free) -> str:
-    """What stands in the way on this node type: the first of them that does."""
+def constraint(shape: Shape, option: Option, asked: int, count: int, free: Free) -> str:
+    """What stands in the way of `count` replicas, of `asked` thousandths of a GPU each, on this
+    node type: the first of them that does.
+    """
     if shape.unlabelled and all(
         room.node.name in shape.unlabelled for pool in option.pools for room in pool.nodes
     ):
@@ -85,7 +87,8 @@ def constraint(shape: Shape, option: Option, asked: int, free: Free) -> str:
         return "node_size"
     if not free.nodes:
         return "failed_here"
-    return "gpu" if asked > free.block else "cpu_or_memory"
+    is_short = asked > free.block or asked * count > free.gpu_milli
+    return "gpu" if is_short else "cpu_or_memory"
 
 
 def _largest_piece(room: Room) -> int:

@@ -39,7 +39,7 @@ class Waiting:
         reservations.ask_anew()
         self._behind = Behind(state, among)
         self._cache: dict[object, Reason] = {}
-        self._entries: dict[tuple[int, int], Details] = {}
+        self._entries: dict[tuple[int, int, int], Details] = {}
         self._untouched: dict[object, tuple[Details, ...]] = {}
         self._misfits: dict[object, Reason] = {}
         self._room_left = RoomLeft()
@@ -260,14 +260,26 @@ class Waiting:
             "fair_share": account.fair[r],
             "largest_over_ratio_elsewhere": _largest_ratio(state, account, r),
         }
+        asked_gpu = _gpu_milli(option.amounts)
+        free = self._room_left.of(item.shape, option)
+        idle = "nothing is idle that it could borrow"
+        if not asked_gpu:
+            idle = "what is idle is not enough for it"
+        elif free.gpu_milli:
+            idle = f"only {gpus(free.gpu_milli)} of {gpus(asked_gpu * count)} GPU asked are free"
         message = (
             f"{account.id} holds {quantity(state, r, account.allocated[r])}; with"
             f" {quantity(state, r, amount * count)} more it would pass its fair share of"
-            f" {quantity(state, r, account.fair[r])}, and nothing is idle that it could borrow."
+            f" {quantity(state, r, account.fair[r])}, and {idle}."
         )
-        return Reason(
-            "over_share", message, details, ({"id": "request_quota"}, *_other_types(item)), entries
-        )
+        offers: list[Offer] = []
+        if account.allocated[r] + amount * count <= state.resources.capacity[r]:
+            offers.append({"id": "request_quota"})
+        elif account.allocated[r]:
+            offers.append({"id": "stop_own"})
+        if count > 1 and asked_gpu <= free.block and self._would_fit_one(item, option):
+            offers.append({"id": "fewer_replicas"})
+        return Reason("over_share", message, details, (*offers, *_other_types(item)), entries)
 
     def _overpromised(self, item: Item, option: Option) -> Reason | None:
         """Quotas add up to more than there is, so that being within quota does not help."""
@@ -329,9 +341,13 @@ class Waiting:
                 fitting += 1
         return fitting
 
+    def _would_fit_one(self, item: Item, option: Option) -> bool:
+        with self._reservations.open_to(item), self._state.ledger.supposing():
+            return self._state.find(item, option, 1) is not None
+
     def _no_fit(self, item: Item, option: Option, entries: tuple[Details, ...]) -> Reason:
         """Told alike to all that ask for the same, where limits and quota let them in."""
-        if entries is not self._untouched.get((item.shape.number, item.chosen_type)):
+        if entries is not self._untouched.get(_alike(item)):
             return self._misfit(item, option, entries)
         key = (item.shape.number, item.chosen_type, option.number, item.num_next)
         reason = self._misfits.get(key)
@@ -385,20 +401,20 @@ class Waiting:
     ) -> tuple[Details, ...]:
         if any(barriers):
             return tuple(map(self._told, [item] * len(options), options, barriers))
-        key = (item.shape.number, item.chosen_type)
+        key = _alike(item)
         entries = self._untouched.get(key)
         if entries is None:
             entries = self._untouched[key] = tuple(self._told(item, o, None) for o in options)
         return entries
 
     def _told(self, item: Item, option: Option, barrier: Refusal | None) -> Details:
-        key = (item.shape.number, option.number)
+        key = (item.shape.number, option.number, item.num_next)
         entry = self._entries.get(key)
         if entry is None:
-            entry = self._entries[key] = self._free_numbers(item.shape, option)
+            entry = self._entries[key] = self._free_numbers(item.shape, option, item.num_next)
         return entry if barrier is None else {**entry, "code": str(barrier.bound)}
 
-    def _free_numbers(self, shape: Shape, option: Option) -> Details:
+    def _free_numbers(self, shape: Shape, option: Option, count: int) -> Details:
         asked = _gpu_milli(option.amounts)
         free = self._room_left.of(shape, option)
         entry: Details = {
@@ -412,7 +428,7 @@ class Waiting:
             "code": "no_fit",
         }
         if option.pools:
-            entry["constraint"] = constraint(shape, option, asked, free)
+            entry["constraint"] = constraint(shape, option, asked, count, free)
         else:
             entry["code"] = "node_type_offline"
         return entry
@@ -423,6 +439,11 @@ class Waiting:
         return (
             asked > 0 and self._room_left.of(item.shape, option).gpu_milli >= asked * item.num_next
         )
+
+
+def _alike(item: Item) -> tuple[object, ...]:
+    """What decides the numbers of its node types: equal where as many of the same are asked."""
+    return item.shape.number, item.chosen_type, item.num_next
 
 
 def _gpu_milli(amounts: Amounts) -> int:
