@@ -132,16 +132,19 @@ def memory_or_dash(value: int | None) -> str:
 def _started(d: Details) -> str:
     values = {"held": amount(d, "allocated"), "quota": amount(d, "quota")}
     if d.get("quota") is None:
-        return _("With it the project holds %(held)s") % values
-    return _("Inside quota: with it the project holds %(held)s of %(quota)s") % values
+        return _("After the cycle that started it the project held %(held)s") % values
+    return (
+        _("Inside quota: after the cycle that started it the project held %(held)s of %(quota)s")
+        % values
+    )
 
 
 def _started_borrowing(d: Details) -> str:
     values = {"held": amount(d, "allocated"), "quota": amount(d, "quota")}
     return (
         _(
-            "Borrows: with it the project holds %(held)s at a quota of %(quota)s; "
-            "the rest goes back on demand"
+            "Borrows: after the cycle that started it the project held %(held)s at a "
+            "quota of %(quota)s; the rest goes back on demand"
         )
         % values
     )

@@ -51,6 +51,14 @@ def test_every_event_that_services_record_has_a_sentence() -> None:
     assert codes <= set(texts.known_codes()["events"])
 
 
+def test_what_a_project_held_at_a_start_is_told_as_past() -> None:
+    """It counts all that the cycle started, and quotas may have changed since."""
+    details = {"resource": "gpu:t4", "allocated": 1900, "quota": 2000}
+    for code in ("started_in_quota", "started_borrowing"):
+        told = texts.reason_sentence({"code": code, "message": "", "details": details})
+        assert "after the cycle that started it the project held 1.9" in told
+
+
 def test_an_unknown_code_keeps_the_cores_english() -> None:
     assert texts.reason_sentence({"code": "brand_new", "message": "Says so."}) == "Says so."
     assert (
