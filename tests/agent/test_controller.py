@@ -16,7 +16,6 @@ from itertools import pairwise
 from pathlib import Path
 
 import httpx
-import msgspec
 import pytest
 
 from scheduling.agent import node
@@ -277,7 +276,7 @@ def test_work_goes_on_while_the_orchestrator_is_away(
 def apart_from_idleness(report: AttemptReport | None) -> AttemptReport:
     """What does not come with the first samples."""
     assert report is not None
-    return msgspec.structs.replace(report, idle=None)
+    return replace(report, idle=None)
 
 
 def test_two_agents_never_work_in_one_folder(
