@@ -125,18 +125,23 @@ def watch_ending(now: datetime) -> int:
 
 
 def _candidates(now: datetime) -> QuerySet[Attempt]:
-    """Attempts that have used little CPU for so long that a warning may be due, or were warned.
+    """Attempts that have used little of CPU and GPU for so long that a warning may be due, or were
+    warned: many a training needs hardly any CPU for days.
 
     Their workloads are looked at more closely, each with its rows locked.
     """
     project = "workload__project__idle"
     quiet_from = now.timestamp() - F(f"{project}_stop_after_s") + F(f"{project}_first_warning_s")
-    cpu_quiet = Cast(KeyTextTransform("cpu_idle_since", "idle_signals"), FloatField())
+    quiet = {
+        name: Cast(KeyTextTransform(f"{name}_idle_since", "idle_signals"), FloatField())
+        for name in ("cpu", "gpu")
+    }
+    are_quiet = Q(cpu__lte=quiet_from, gpu__lte=quiet_from)
     return (
         Attempt.objects.open()
         .filter(workload__phase=Phase.RUNNING)
-        .annotate(cpu_quiet=cpu_quiet)
-        .filter(Q(cpu_quiet__lte=quiet_from) | Q(idle_warned_at__isnull=False))
+        .annotate(**quiet)
+        .filter(are_quiet | Q(idle_warned_at__isnull=False))
         .only("workload_id")
         .order_by("workload_id")
     )

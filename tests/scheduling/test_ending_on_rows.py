@@ -12,6 +12,7 @@ import pytest
 from django.core import mail
 from django.db import IntegrityError, transaction
 from django.utils import timezone
+from pytest_django import DjangoAssertNumQueries
 
 from projects.models import AuditEntry, Project, Role, User
 from scheduling.agent.protocol import IdleReport, SwapState
@@ -234,6 +235,15 @@ def test_a_training_that_uses_something_is_not_idle(
 ) -> None:
     rest_training(scene, training, minutes=9 * 60, **{name: None})
     assert look() == 0
+
+
+def test_a_training_that_needs_hardly_any_cpu_costs_the_watch_no_look_of_its_own(
+    scene: Scene, training: Workload, django_assert_num_queries: DjangoAssertNumQueries
+) -> None:
+    rest_training(scene, training, minutes=30 * 60, gpu_idle_since=None)
+    now = timezone.now()
+    with django_assert_num_queries(1):
+        assert watch_ending(now) == 0
 
 
 def test_a_borrower_that_waits_in_memory_is_not_idle(scene: Scene, training: Workload) -> None:
