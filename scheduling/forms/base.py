@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from django import forms
 from django.core.exceptions import ValidationError
 from django.utils.translation import gettext_lazy as _
+from django.utils.translation import pgettext_lazy
 
 from projects.access import projects_for_submit
 from projects.models import NodeType, Project, User, WorkloadKind
@@ -49,10 +50,10 @@ if TYPE_CHECKING:
 
 # What a misfit's message calls the amounts, in the units of people and of programs.
 _UNITS: Mapping[tuple[str, bool], StrOrPromise] = {
-    ("gpu_memory_mib", True): _("GiB"),
-    ("gpu_memory_mib", False): _("MiB"),
-    ("memory_mib", True): _("GiB"),
-    ("memory_mib", False): _("MiB"),
+    ("gpu_memory_mib", True): pgettext_lazy("unit", "GiB"),
+    ("gpu_memory_mib", False): pgettext_lazy("unit", "MiB"),
+    ("memory_mib", True): pgettext_lazy("unit", "GiB"),
+    ("memory_mib", False): pgettext_lazy("unit", "MiB"),
     ("cpu_milli", True): _("CPU cores"),
     ("cpu_milli", False): _("thousandths of a core"),
 }
