@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable
+from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
 
@@ -25,12 +26,39 @@ def costs_so_far(workload_ids: Iterable[uuid.UUID], now: datetime) -> dict[uuid.
 
     Cost: four queries.
     """
+    return {workload: cost.amount for workload, cost in spent(workload_ids, now).items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """What a workload has cost.
+
+    Attributes:
+        per_hour: The rate at which it grows now: of what it holds, without what it lends, with
+            what it borrows.
+    """
+
+    amount: Decimal
+    per_hour: Decimal
+
+
+NOTHING = Spent(Decimal(0), Decimal(0))
+
+
+def spent(workload_ids: Iterable[uuid.UUID], now: datetime) -> dict[uuid.UUID, Spent]:
+    """As `costs_so_far`, with the rates."""
     held = facts.held_by(facts.Holders(workloads=list(workload_ids)), None, now)
     # What has just begun costs nothing yet, but has a cost.
-    found = dict.fromkeys(held.requests, 0.0)
+    amounts = dict.fromkeys(held.requests, 0.0)
+    rates = amounts.copy()
     for piece in (*held.held, *held.lent):
-        found[piece.workload] += piece.cost
-    return {uuid.UUID(workload): _money(cost) for workload, cost in found.items()}
+        amounts[piece.workload] += piece.cost
+        if piece.end == now.timestamp():
+            rates[piece.workload] += piece.per_hour
+    return {
+        uuid.UUID(workload): Spent(_money(amount), _money(rates[workload]))
+        for workload, amount in amounts.items()
+    }
 
 
 def _money(amount: float) -> Decimal:
@@ -38,21 +66,25 @@ def _money(amount: float) -> Decimal:
     return Decimal(amount).quantize(Decimal("1e-9"))
 
 
-def cost_now(workload: Workload, now: datetime) -> CostNow:
+def cost_now(workload: Workload, cost: Spent, now: datetime) -> CostNow:
     """What a workload has cost, for its page: while it holds something the amount grows there."""
-    amount = costs_so_far([workload.pk], now).get(workload.pk, Decimal(0))
-    rate = rate_per_hour(workload) if workload.phase in ACTIVE_PHASES else None
+    grows = workload.phase in ACTIVE_PHASES and cost.per_hour > 0
     return CostNow(
-        text=formats.money(amount),
-        amount=amount,
-        per_hour=rate or Decimal(0),
+        text=formats.money(cost.amount),
+        amount=cost.amount,
+        per_hour=cost.per_hour if grows else Decimal(0),
         at=now,
-        topic=topic_for(f"workload:{workload.pk}") if rate else "",
+        topic=topic_for(f"workload:{workload.pk}") if grows else "",
     )
 
 
+def rate_now(workload: Workload, cost: Spent) -> Decimal | None:
+    """Cost per hour of what it holds; while that is nothing, of what it asks for."""
+    return cost.per_hour if workload.phase in ACTIVE_PHASES else rate_per_hour(workload)
+
+
 def rate_per_hour(workload: Workload) -> Decimal | None:
-    """Cost per hour where it lies, or would lie, by its node type; None while that is unknown."""
+    """Cost per hour of what it asks for, by its node type; None while that is unknown."""
     if workload.node_type is None:
         return None
     milli = workload.gpu_total_milli

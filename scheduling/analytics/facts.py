@@ -87,9 +87,9 @@ class Facts:
         gpu_quotas: (valid from, GPUs) by project and node type, ascending.
         cpu_quotas, memory_quotas: Likewise by project, in cores and GiB; None is not counted.
         requests: Cores that each workload asked for.
-        lent: What loans shift: to the borrower the GPU that it uses, from the lender the same, and
-            to it the host memory that holds what was swapped out. For cost only: what is held
-            stays as it was.
+        lent: What loans shift: to the borrower the GPU that it uses, also beside what is lent, from
+            the lender what is lent, and to it the host memory that holds what was swapped out. For
+            cost only: what is held stays as it was.
     """
 
     since: datetime
@@ -293,17 +293,39 @@ WHERE allocation.started_at < %(until)s
 
 LENT = """
 SELECT allocation.workload_id::text, allocation.project_id, workload.owner_id, workload.kind,
-    workload.template_name, loan.device_id, role.sign * loan.gpu_milli,
-    role.host * loan.swapped_out_bytes, EXTRACT(EPOCH FROM loan.lent_at)::float8,
-    EXTRACT(EPOCH FROM loan.ended_at)::float8
-FROM scheduling_loan loan
-CROSS JOIN (VALUES (1, 0), (-1, 1)) AS role(sign, host)
-JOIN scheduling_allocation allocation ON allocation.attempt_id
-    = CASE WHEN role.sign > 0 THEN loan.borrower_id ELSE loan.lender_id END
+    workload.template_name, shift.device_id, shift.gpu_milli, shift.num_bytes,
+    EXTRACT(EPOCH FROM shift.lent_at)::float8, EXTRACT(EPOCH FROM shift.ended_at)::float8
+FROM scheduling_allocation allocation
 JOIN scheduling_workload workload ON workload.id = allocation.workload_id
-WHERE loan.lent_at < %(until)s AND (loan.ended_at IS NULL OR loan.ended_at > %(since)s)
+CROSS JOIN LATERAL (
+    SELECT device_id, gpu_milli, 0 AS num_bytes, lent_at, ended_at
+    FROM scheduling_loan WHERE borrower_id = allocation.attempt_id
+    UNION ALL
+    SELECT device_id, -gpu_milli, swapped_out_bytes, lent_at, ended_at
+    FROM scheduling_loan WHERE lender_id = allocation.attempt_id
+    UNION ALL
+    SELECT part.device_id, part.gpu_milli - lent.gpu_milli, 0, decided.lent_at, decided.ended_at
+    FROM (
+        SELECT started_at, max(lent_at) AS lent_at, min(ended_at) AS ended_at
+        FROM scheduling_loan WHERE borrower_id = allocation.attempt_id
+        GROUP BY started_at HAVING bool_and(lent_at IS NOT NULL)
+    ) decided
+    JOIN scheduling_deviceallocation part ON part.allocation_id = allocation.id
+    CROSS JOIN LATERAL (
+        SELECT COALESCE(sum(loan.gpu_milli), 0) AS gpu_milli FROM scheduling_loan loan
+        WHERE loan.borrower_id = allocation.attempt_id AND loan.device_id = part.device_id
+            AND loan.started_at = decided.started_at
+    ) lent
+    WHERE part.gpu_milli > lent.gpu_milli
+) shift
+WHERE allocation.started_at < %(until)s
+    AND (allocation.ended_at IS NULL OR allocation.ended_at > %(since)s)
+    AND shift.lent_at < %(until)s AND (shift.ended_at IS NULL OR shift.ended_at > %(since)s)
 """
-"""Of each loan both sides: the borrower's use, and by how much the lender's is less."""
+"""Of each loan both sides: the borrower's use, and by how much the lender's is less. And of loans
+that were decided together what the borrower uses beside them: room that nobody held, for as long as
+all of them last.
+"""
 
 BYTES_PER_GIB = 1024**3
 

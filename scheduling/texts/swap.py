@@ -93,8 +93,8 @@ def ended_by(code: str) -> str:
 def lent(d: Details) -> str:
     n = len(d.get("lenders") or ())
     text = ngettext(
-        "On %(gpu)s GPU lent by %(n)s idle session, until it is used again",
-        "On %(gpu)s GPU lent by %(n)s idle sessions, until one is used again",
+        "On loan: %(gpu)s GPU in all, until %(n)s idle session is used again",
+        "On loan: %(gpu)s GPU in all, until one of %(n)s idle sessions is used again",
         n,
     )
     return text % {"n": n, "gpu": formats.gpus(int(d.get("gpu_milli") or 0))}

@@ -17,6 +17,7 @@ from django.views.decorators.http import require_safe
 from projects import access
 from projects.models import WorkloadKind
 from scheduling import costs, idle_endings, texts
+from scheduling.costs import Spent
 from scheduling.idle_endings import Ending
 from scheduling.live import project_topic
 from scheduling.models import ENDED_PHASES, Event, Phase, Workload
@@ -66,7 +67,7 @@ def sessions(request: PageRequest) -> HttpResponse:
 
 def _cards(rows: list[Workload], member_of: set[int], now: datetime) -> list[Card]:
     ids = [row.pk for row in rows]
-    spent = costs.costs_so_far(ids, now)
+    spent = costs.spent(ids, now)
     waits = waited(ids, now)
     asked = idle_endings.questions(rows)
     return [
@@ -77,15 +78,16 @@ def _cards(rows: list[Workload], member_of: set[int], now: datetime) -> list[Car
 def _card(
     row: Workload,
     member_of: Iterable[int],
-    spent: Mapping[UUID, Decimal],
+    spent: Mapping[UUID, Spent],
     waits: Mapping[UUID, Waited],
 ) -> Card:
+    cost = spent.get(row.pk, costs.NOTHING)
     return Card(
         workload=row,
         is_connectable=is_connectable(row) and row.project_id in member_of,
         is_ended=row.phase in ENDED_PHASES,
-        rate_per_hour=costs.rate_per_hour(row),
-        cost=spent.get(row.pk, Decimal(0)),
+        rate_per_hour=costs.rate_now(row, cost),
+        cost=cost.amount,
         waited=waits.get(row.pk, NOTHING_WAITED),
         offers=texts.offers(row.reason, row) if row.phase == Phase.QUEUED else [],
         ending=idle_endings.warned(row, row.owner),

@@ -90,6 +90,7 @@ def workload(request: PageRequest, workload_id: uuid.UUID) -> HttpResponse:
     attempts = list(row.attempts.select_related("node").order_by("-number", "replica"))
     leaders = [attempt for attempt in attempts if attempt.replica == LEADER]
     may_see_cost = access.may_see_cost(request.user, row)
+    cost = costs.spent([row.pk] if may_see_cost else [], now).get(row.pk, costs.NOTHING)
     context = {
         "workload": row,
         "topics": [workload_topic(row.pk)],
@@ -111,8 +112,8 @@ def workload(request: PageRequest, workload_id: uuid.UUID) -> HttpResponse:
         "growth": _growth(row),
         "checkpoints": list(row.checkpoints.select_related("attempt")[:MAX_CHECKPOINTS]),
         "may_see_cost": may_see_cost,
-        "rate": costs.rate_per_hour(row) if may_see_cost else None,
-        "cost": costs.cost_now(row, now) if may_see_cost else None,
+        "rate": costs.rate_now(row, cost) if may_see_cost else None,
+        "cost": costs.cost_now(row, cost, now) if may_see_cost else None,
         "node_types": _titles(row),
         "swap": _swap(row),
         "idleness": _idleness(row, request.user, now),

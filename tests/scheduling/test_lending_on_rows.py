@@ -5,7 +5,7 @@ waits.
 from __future__ import annotations
 
 import time
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ from scheduling.agent_api import desired_loans, desired_state
 from scheduling.analytics.facts import read as read_facts
 from scheduling.analytics.measures import Measure, Scope
 from scheduling.analytics.usage import integrate, no_signals
-from scheduling.costs import costs_so_far
+from scheduling.costs import costs_so_far, spent
 from scheduling.cycle import run_cycle
 from scheduling.idle_signals import idle_since
 from scheduling.models import (
@@ -528,12 +528,7 @@ def test_a_lent_gpu_is_charged_once_to_its_borrower(scene: Scene) -> None:
     loan = scene.lend()
     scene.run_training()
     scene.say(loan, LoanState.LENT, swapped_out_bytes=4 * GIB, lent_at=half.timestamp())
-    Allocation.objects.filter(workload=scene.session).update(started_at=hour, cpu_milli=0)
-    Allocation.objects.filter(workload=scene.training).update(started_at=half, cpu_milli=0)
-    Allocation.objects.update(memory_mib=0)
-    CapacityInterval.objects.update(started_at=now - timedelta(days=1))
-    PriceChange.objects.update(valid_from=now - timedelta(days=1))
-    Node.objects.update(last_report_at=now)
+    _only_its_gpu_costs(scene, now)
     costs = costs_so_far([scene.session.pk, scene.training.pk], now)
     assert float(costs[scene.training.pk]) == pytest.approx(22.5, abs=0.05)
     assert float(costs[scene.session.pk]) == pytest.approx(45 - 22.5 + 2, abs=0.05)
@@ -552,6 +547,42 @@ def test_a_lent_gpu_is_charged_once_to_its_borrower(scene: Scene) -> None:
     assert hours(Measure.COST, language) == pytest.approx(22.5, abs=0.05)
     assert hours(Measure.COST, vision) == pytest.approx(24.5, abs=0.05)
     assert hours(Measure.GPU_BORROWED, language) == 0.0
+
+
+def test_room_beside_what_is_lent_is_charged_to_the_borrower(scene: Scene) -> None:
+    """0.6 GPU of which a third is lent, for half an hour, at 45 an hour; the rate is what grows."""
+    now = timezone.now()
+    loan = scene.lend()
+    scene.run_training()
+    half = now - timedelta(minutes=30)
+    scene.say(loan, LoanState.LENT, swapped_out_bytes=4 * GIB, lent_at=half.timestamp())
+    _only_its_gpu_costs(scene, now)
+    Loan.objects.update(gpu_milli=333)
+    for workload, milli in ((scene.session, 333), (scene.training, 600)):
+        DeviceAllocation.objects.filter(allocation__workload=workload).update(gpu_milli=milli)
+    costs = spent([scene.session.pk, scene.training.pk], now)
+    borrower, lender = costs[scene.training.pk], costs[scene.session.pk]
+    assert float(borrower.amount) == pytest.approx(0.6 * 22.5, abs=0.05)
+    assert float(borrower.per_hour) == pytest.approx(0.6 * 45)
+    assert float(lender.amount) == pytest.approx(0.333 * 22.5 + 2, abs=0.05)
+    assert float(lender.per_hour) == pytest.approx(4)
+    # Whatever it was called back for, what it used beside the loan ends with it.
+    Loan.objects.update(state="ended", ended_at=now - timedelta(minutes=10), is_wanted=False)
+    costs = spent([scene.session.pk, scene.training.pk], now)
+    assert float(costs[scene.training.pk].amount) == pytest.approx(0.6 * 15, abs=0.05)
+    assert costs[scene.training.pk].per_hour == 0
+    assert float(costs[scene.session.pk].per_hour) == pytest.approx(0.333 * 45)
+
+
+def _only_its_gpu_costs(scene: Scene, now: datetime) -> None:
+    """The session has held it for an hour, the training runs for half of it."""
+    hour, half = now - timedelta(hours=1), now - timedelta(minutes=30)
+    Allocation.objects.filter(workload=scene.session).update(started_at=hour, cpu_milli=0)
+    Allocation.objects.filter(workload=scene.training).update(started_at=half, cpu_milli=0)
+    Allocation.objects.update(memory_mib=0)
+    CapacityInterval.objects.update(started_at=now - timedelta(days=1))
+    PriceChange.objects.update(valid_from=now - timedelta(days=1))
+    Node.objects.update(last_report_at=now)
 
 
 def test_who_presses_the_button_keeps_the_gpu_for_a_window(scene: Scene) -> None:
