@@ -51,9 +51,9 @@ def spent(workload_ids: Iterable[uuid.UUID], now: datetime) -> dict[uuid.UUID, S
     # What has just begun costs nothing yet, but has a cost.
     amounts = dict.fromkeys(held.requests, 0.0)
     rates = amounts.copy()
-    for piece in (*held.held, *held.lent):
+    for piece in held.charged:
         amounts[piece.workload] += piece.cost
-        if piece.end == now.timestamp():
+        if piece.end >= now.timestamp():
             rates[piece.workload] += piece.per_hour
     return {
         uuid.UUID(workload): Spent(_money(amount), _money(rates[workload]))

@@ -102,6 +102,11 @@ class Facts:
     requests: dict[str, float] = field(default_factory=dict)
     lent: list[Piece] = field(default_factory=list)
 
+    @property
+    def charged(self) -> list[Piece]:
+        """What is paid for: what was held, shifted by loans."""
+        return [*self.held, *self.lent]
+
 
 class Prices:
     """Price history by node type."""

@@ -200,7 +200,7 @@ def _add_capacity(sums: _Sums, pieces: Sequence[Piece]) -> None:
 
 
 def _add_held(sums: _Sums, facts: Facts, signals: Signals) -> None:
-    pieces = [*facts.held, *facts.lent]
+    pieces = facts.charged
     parts = _Pieces.of(pieces, sums.edges)
     seen = _Seen(facts, pieces, parts, signals, sums.num_bins)
     held_weights = {

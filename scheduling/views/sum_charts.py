@@ -83,7 +83,7 @@ def workload_cost_chart(workload: Workload, zone: str, chosen: Range) -> Numbere
     """What a workload has cost, growing; its number is the whole."""
     now = timezone.now()
     since = now - timedelta(minutes=chosen.minutes)
-    pieces = facts.held_by(Holders(workloads=[workload.pk]), None, now).held
+    pieces = facts.held_by(Holders(workloads=[workload.pk]), None, now).charged
     edges, means = _by_bins(pieces, [piece.per_hour for piece in pieces], since, now)
     total = sum(piece.cost for piece in pieces)
     grown = np.cumsum(means) * (edges[1] - edges[0]) / HOUR_S
@@ -128,7 +128,7 @@ def node_cost_chart(node: Node, user: User, chosen: Range) -> Numbered:
     now = timezone.now()
     since = now - timedelta(minutes=chosen.minutes)
     who = _seen_by(user)
-    pieces = facts.held_by(Holders(None, [node.pk], who.projects, who.owner), since, now).held
+    pieces = facts.held_by(Holders(None, [node.pk], who.projects, who.owner), since, now).charged
     words = Words("chart-cost", _("Cost per hour"), _cost_sentence(who), _per_hour())
     address = reverse("scheduling:node-cost-series", args=[node.name])
     view = View(chosen.minutes, user.time_zone, source=f"{address}?range={chosen.name}")
@@ -208,7 +208,7 @@ def _cluster_cost_chart(user: User, *, is_lazy: bool) -> Chart:
     words = Words("chart-cluster-cost", _("Cost per hour"), _cost_sentence(who), _per_hour())
     ready = Ready(Line(_("Cost per hour"), []), CLUSTER_TOPIC)
     if not is_lazy:
-        ready = _rates(facts.held_by(who, since, now).held, CLUSTER_TOPIC, since, now)
+        ready = _rates(facts.held_by(who, since, now).charged, CLUSTER_TOPIC, since, now)
     view = _view(user, "cost")
     return chart_from(words, [ready], view, changes_with=NODES_TOPIC, is_lazy=is_lazy)
 

@@ -41,6 +41,8 @@ from scheduling.services import stop, swap_out
 from scheduling.services.lending import watch_idle
 from scheduling.snapshot import IDLE_MARK_LASTS_S, take_snapshot
 from scheduling.texts import event_sentence
+from scheduling.views.charts import range_of
+from scheduling.views.sum_charts import workload_cost_chart
 from tests.factories import submitted, training_spec
 from tests.lending_scene import GIB, Scene, make_scene
 from tests.scheduling.conftest import Organisation
@@ -566,6 +568,12 @@ def test_room_beside_what_is_lent_is_charged_to_the_borrower(scene: Scene) -> No
     assert float(borrower.per_hour) == pytest.approx(0.6 * 45)
     assert float(lender.amount) == pytest.approx(0.333 * 22.5 + 2, abs=0.05)
     assert float(lender.per_hour) == pytest.approx(4)
+    for workload in (scene.session, scene.training):
+        shown = workload_cost_chart(workload, "UTC", range_of({}))
+        (line,) = shown.chart.payload["lines"]
+        amount, rate = costs[workload.pk].amount, costs[workload.pk].per_hour
+        assert line["amount"] == pytest.approx(float(amount), abs=0.05)
+        assert line["per_hour"] == pytest.approx(float(rate))
     # Whatever it was called back for, what it used beside the loan ends with it.
     Loan.objects.update(state="ended", ended_at=now - timedelta(minutes=10), is_wanted=False)
     costs = spent([scene.session.pk, scene.training.pk], now)
