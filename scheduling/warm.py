@@ -84,6 +84,7 @@ class Warm:
 
     def resume(self) -> None:
         """Be warm again from memory alone, where nothing else has happened since: for benches."""
+        self.drop()
         taken, arrived = self._last
         whole = replace(taken.snapshot, workloads=(*taken.snapshot.workloads, *arrived))
         planner = WarmPlanner(whole, taken.policy, timezone.now().timestamp())
@@ -164,8 +165,8 @@ class Warm:
             )
             done.append(recorded)
             if not planner.is_warm:
-                # What it leaves to others is a full cycle's matter, as are further arrivals.
-                self.drop()
+                # What it leaves to others is a full cycle's matter, as are further arrivals. That
+                # cycle also takes apart what is kept: it takes longer than this answer.
                 break
             self._arrived.append(_after(workload, increment.decisions))
         return done

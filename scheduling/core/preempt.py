@@ -2,7 +2,9 @@
 
 There is no question of fairness as long as the project's total does not grow by it. A preemptible
 claimant that would take idle capacity beside its victims' and so end above its project's share is
-refused: others would take it back, and the two would evict each other in turn.
+refused: others would take it back, and the two would evict each other in turn. Nor does it inherit
+what a victim holds as surplus in smaller pieces: those go one by one, down to the share, while the
+claimant would go as a whole, and what it had displaced would come back from inside the share.
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ class PreemptVictims:
             if other.priority < item.priority and other.rank < item.rank
         ]
         self._before = item.account.allocated.copy()
+        self._surplus: list[Victim] = []
 
     def pick(self) -> Victim | None:
         while self._heap:
@@ -43,6 +46,7 @@ class PreemptVictims:
                 continue
             if len(victim.replicas) < len(item.running):
                 heappush(self._heap, (key_after_shrinking(item), item))
+                self._surplus.append(victim)
             numbers: dict[str, object] = {
                 "claimant_priority": self._item.priority,
                 "victim_priority": item.priority,
@@ -57,8 +61,20 @@ class PreemptVictims:
         item = self._item
         account, count = item.account, item.num_next
         return not item.is_preemptible or all(
-            account.allocated[r] + amount * count <= max(self._before[r], account.fair[r])
+            account.allocated[r] + amount * count
+            <= max(self._before[r] - self._in_pieces(r, amount * count), account.fair[r])
             for r, amount in self._option.amounts
+        )
+
+    def _in_pieces(self, resource: int, claimed: int) -> int:
+        """What surplus replicas smaller than the claim held, of those removed by now."""
+        return sum(
+            amount
+            for victim in self._surplus
+            for placed in victim.replicas
+            if placed not in victim.item.running
+            for r, amount in placed.amounts
+            if r == resource and amount < claimed
         )
 
     def is_legal(self, victims: list[Victim]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import resource
@@ -89,7 +90,7 @@ def repeat(action: Callable[[Callable[[str], None]], object], runs: int, warmup:
 def figure(values: Sequence[float], unit: str, target: float | None = None) -> dict[str, object]:
     """Median, 99th percentile (the largest of fewer than 100) and range."""
     ordered = sorted(values)
-    p99 = ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))]
+    p99 = ordered[math.ceil(len(ordered) * 0.99) - 1]
     result: dict[str, object] = {
         "median": _rounded(statistics.median(ordered)),
         "p99": _rounded(p99),
