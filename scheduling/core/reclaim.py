@@ -119,7 +119,11 @@ class ReclaimVictims:
             item = heappop(self._heaps[account])[1]
             victim = self._state.next_victim(item)
             # What would end unfairly now will not become fair by further removals.
-            is_fair = victim is not None and self._ends_fairly(side, victim)
+            is_fair = (
+                victim is not None
+                and self._ends_fairly(side, victim)
+                and not self._is_too_much(side, victim)
+            )
             if is_fair and victim is not None and len(victim.replicas) < len(item.running):
                 heappush(self._heaps[account], (key_after_shrinking(item), item))
             heappush(queue, (now, account.id, account))
@@ -283,6 +287,19 @@ class ReclaimVictims:
             if after * theirs.fair[r] >= (theirs.allocated[r] - loss) * mine.fair[r]:
                 return False
         return True
+
+    def _is_too_much(self, side: Side, victim: Victim) -> bool:
+        """Whether a replica beyond minimum and quota would stop a workload of those who then hold
+        less than their quota: they would claim it back, and so on in turn."""
+        claimant, other = self._item, victim.item
+        is_growth = claimant.gang_state > 0
+        if not is_growth or self._standing_of(side.mine).is_within_quota or other.num_surplus:
+            return False
+        loss, theirs = _loss([victim]), side.theirs
+        return any(
+            quota is not None and theirs.allocated[r] - loss.get(r, 0) < quota
+            for r, quota in ((r, theirs.quota[r]) for r in self._asked)
+        )
 
     def _head(self, account: Account) -> VictimKey | None:
         """Key of the project's next victim that could help, dropping those that cannot."""

@@ -133,6 +133,11 @@ def test_so_it_does_where_others_gain_by_its_arrival(seed: int) -> None:
     story(Random(seed), Policy(), fits=True)
 
 
+@pytest.mark.parametrize("seed", [4285, 7949])
+def test_what_once_went_round_for_ever_settles(seed: int) -> None:
+    story(Random(seed), Policy(), fits=False)
+
+
 @pytest.mark.parametrize("seed", [2358])
 def test_what_is_protected_from_its_start_on_may_turn_a_search_to_others(seed: int) -> None:
     random = Random(seed)
