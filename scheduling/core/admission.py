@@ -11,9 +11,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from scheduling.core.accounts import Account, Amounts
+from scheduling.core.demand import Item, Option
 
 
 class Bound(StrEnum):
+    """What may not be passed, by the code of the reason that tells it."""
+
     LIMIT = "over_limit"
     QUOTA = "interactive_over_quota"
 
@@ -23,6 +26,8 @@ class Refusal:
     """The first bound that would be passed, from the project upwards.
 
     Attributes:
+        level: The project, or the department above it, whose bound it is.
+        r: Number of the resource; the amounts are in its unit.
         used: Allocated so far, or for quota its non-preemptible part.
     """
 
@@ -58,6 +63,13 @@ def refusal(
             ):
                 return Refusal(Bound.QUOTA, level, r, asked, level.non_preemptible[r], bound)
     return None
+
+
+def barrier_to(item: Item, option: Option) -> Refusal | None:
+    """What bars a workload's next replicas from a node type; None if nothing does."""
+    return refusal(
+        item.account, option.amounts, is_preemptible=item.is_preemptible, count=item.num_next
+    )
 
 
 def is_within_quota(account: Account, amounts: Amounts, count: int = 1) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import nsmallest
 
-from scheduling.core.admission import refusal
+from scheduling.core.admission import barrier_to
 from scheduling.core.demand import Item, Option, Placed
 from scheduling.core.prospects import Prospects
 from scheduling.core.rooms import Room, Spot
@@ -45,8 +45,7 @@ def consolidate(state: State, prospects: Prospects, item: Item, option: Option) 
     them by the claim, and weighs the wait saved against save, restore and lost progress.
     """
     count = item.num_next
-    barrier = refusal(item.account, option.amounts, is_preemptible=item.is_preemptible, count=count)
-    if barrier is not None or not _could_pay(state, item, option, count):
+    if barrier_to(item, option) is not None or not _could_pay(state, item, option, count):
         return None
     ledger = state.ledger
     start = ledger.mark()

@@ -11,9 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 
-from scheduling.core.cycle import RECLAIM, Cycle, likeness
+from scheduling.core.cycle import Cycle
 from scheduling.core.demand import Item
 from scheduling.core.ordering import Batch
+from scheduling.core.passes import likeness
+from scheduling.core.rules import RECLAIM
 
 
 def claim_in_turn(
@@ -42,23 +44,22 @@ def claim_in_turn(
     own.add(item)
     roots = {batch.first.account.path[0] for batch in (*gaining, own)}
     batches = [batch for batch in waiting if batch.first.account.path[0] in roots]
-    step = cycle.claim_by(RECLAIM)
+    claim = cycle.claim_by(RECLAIM)
     is_over = is_first = False
 
-    def attempt(other: Item) -> bool:
+    def make(other: Item) -> bool:
         nonlocal is_over, is_first
         if other is item and not is_over:
             is_over = is_first = True
-            step.attempt(item)
+            claim.make(item)
         elif not is_over and other.batch in gaining and would_get(other):
             is_over = True
         if not is_over:
-            count = other.num_next
-            keys = [step.key(other, o, count) for o in other.options() if o.is_possible]
-            cycle.hopeless.update(keys)
+            keys = [claim.key(other, o) for o in other.options() if o.is_possible]
+            cycle.passes.hopeless.update(keys)
         return False
 
-    cycle.take_turns(replace(step, attempt=attempt), [*batches, own])
+    cycle.passes.run_over([*batches, own], replace(claim, make=make))
     return is_first and not item.pending
 
 

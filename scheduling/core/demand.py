@@ -230,9 +230,8 @@ class Item:
     @property
     def chosen_type(self) -> tuple[bool, NodeTypeName | None]:
         """Whether replicas already tie the gang to a node type, and to which."""
-        for placed in self.running or self.held:
-            return True, placed.spot.room.pool.node_type
-        return False, None
+        placed = self.running or self.held
+        return (True, placed[0].spot.room.pool.node_type) if placed else (False, None)
 
     def options(self) -> Sequence[Option]:
         """The node types to try: a gang keeps to one."""

@@ -25,20 +25,14 @@ from dataclasses import dataclass, replace
 from scheduling.core import reasons
 from scheduling.core.accounts import Account
 from scheduling.core.contest import claim_in_turn, is_certain
-from scheduling.core.cycle import (
-    CONSOLIDATE,
-    PREEMPT,
-    RECLAIM,
-    Cycle,
-    Rule,
-    likeness,
-    queue_of,
-    without_collector,
-)
+from scheduling.core.cycle import Cycle, without_collector
 from scheduling.core.decisions import Decision, Hold, Plan, ProjectNumbers
 from scheduling.core.demand import Item
 from scheduling.core.ordering import Batch, WorkloadKey, workload_key
+from scheduling.core.passes import Attempt, likeness
+from scheduling.core.queue_places import queue_of
 from scheduling.core.reclaim import ReclaimVictims, may_claim
+from scheduling.core.rules import CONSOLIDATE, PREEMPT, RECLAIM, Rule
 from scheduling.core.search import Effort, give_up
 from scheduling.core.stakes import Shares, borrowers, losing_by, sides_of, was_bound
 from scheduling.core.state import State
@@ -115,7 +109,7 @@ class WarmPlanner:
         cycle = self._cycle
         cycle.prospects.prepare()
         self._by_account: dict[Account, list[Batch]] = {}
-        for batch in cycle.batches.values():
+        for batch in cycle.passes.batches.values():
             self._by_account.setdefault(batch.first.account, []).append(batch)
         may_reclaim = cycle.claim_by(RECLAIM).is_worth_trying
         self._claimants = {
@@ -355,7 +349,7 @@ class WarmPlanner:
             item = batch.first
             priority = item.priority if rule is PREEMPT else 0
             alike = (item.account.id, item.shape.number, item.num_next, item.is_preemptible)
-            key = (alike, priority, item.chosen_type if item.running or item.held else None)
+            key = (alike, priority, item.chosen_type)
             if key in tried or not is_worth_trying(item):
                 continue
             tried.add(key)
@@ -385,10 +379,10 @@ class WarmPlanner:
     def _place(self, item: Item) -> None:
         """Into what is free at present."""
         cycle, state = self._cycle, self._state
-        cycle.hopeless.clear()
+        cycle.passes.hopeless.clear()
         cycle.efforts.pop(likeness(item), None)
         state.lower_shadows()
-        _try(cycle.start_in_free_capacity().attempt, item)
+        _try(cycle.start_in_free_capacity(), item)
         state.lift_shadows()
         cycle.prospects.enter(item, item.running)
 
@@ -404,10 +398,10 @@ class WarmPlanner:
 
     def _claim_by(self, rule: Rule, item: Item) -> None:
         step = self._cycle.claim_by(rule)
-        self._cycle.hopeless.clear()
+        self._cycle.passes.hopeless.clear()
         is_delayed = self._state.delayed_until(item) is not None
         if item.pending and not item.evicted and not is_delayed and step.is_worth_trying(item):
-            _try(step.attempt, item)
+            _try(step, item)
 
     def _claim_first(self, item: Item, risen: Shares, fallen: Shares) -> bool:
         """By moving others, or from other projects before anybody else claims; whether it has all
@@ -427,14 +421,14 @@ class WarmPlanner:
 
     def _conclude(self, item: Item, touched: Sequence[Account]) -> Increment:
         cycle = self._cycle
-        decisions = list(cycle.departures())
+        decisions = list(cycle.conclusion.departures())
         position = None
         if item.running:
-            decisions.append(cycle.started(item))
+            decisions.append(cycle.conclusion.started(item))
         else:
             among = self._asking[item.account]
             waiting = reasons.Waiting(self._state, cycle.reservations, among)
-            decisions.append(cycle.hold(item, waiting))
+            decisions.append(cycle.conclusion.hold(item, waiting))
             queue = self._queues.setdefault(queue_of(item), [])
             insort(queue, key := workload_key(item))
             position = (bisect_left(queue, key) + 1, len(queue))
@@ -474,19 +468,15 @@ class WarmPlanner:
         return is_protected
 
     def _join(self, item: Item) -> None:
-        alike = (likeness(item), self._state.delayed_until(item) is None)
-        batches = self._cycle.batches
-        batch = batches.get(alike)
-        if batch is None:
-            batch = batches[alike] = Batch(alike)
+        batch = self._cycle.passes.batch_of(item)
+        if not batch.entries:
             self._by_account.setdefault(item.account, []).append(batch)
             self._claimants.setdefault(item.account, []).append(batch)
         batch.add(item)
         batch.entries.sort()
 
 
-def _try(attempt: object, item: Item) -> None:
+def _try(attempt: Attempt, item: Item) -> None:
     """Turn after turn, as long as it gets something and wants more."""
-    assert callable(attempt)
-    while attempt(item):
+    while attempt.make(item):
         pass

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from scheduling.core.admission import is_within_share, refusal
+from scheduling.core.admission import barrier_to, is_within_share
 from scheduling.core.demand import Item, Option
 from scheduling.core.rooms import Load, Pool, Room, Spot
 from scheduling.core.state import State
@@ -196,13 +196,9 @@ class Reservations:
 
 
 def _may_have(item: Item, option: Option) -> bool:
-    barrier = refusal(
-        item.account,
-        option.amounts,
-        is_preemptible=item.is_preemptible,
-        count=item.num_next,
+    return barrier_to(item, option) is None and is_within_share(
+        item.account, option.amounts, item.num_next
     )
-    return barrier is None and is_within_share(item.account, option.amounts, item.num_next)
 
 
 def _free_part(spots: list[Spot], item: Item) -> list[tuple[Room, Load]]:

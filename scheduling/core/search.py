@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from scheduling.core.admission import refusal
+from scheduling.core.admission import barrier_to
 from scheduling.core.demand import Item, Option
 from scheduling.core.prospects import Prospects
 from scheduling.core.rooms import Spot
@@ -113,13 +113,7 @@ def _try(state: State, item: Item, option: Option, source: VictimSource) -> list
 
 def _is_let_in(item: Item, option: Option, source: VictimSource) -> bool:
     """Whether limits, quota and the rule allow the claimant in as things stand."""
-    barrier = refusal(
-        item.account,
-        option.amounts,
-        is_preemptible=item.is_preemptible,
-        count=item.num_next,
-    )
-    return barrier is None and source.is_enough()
+    return barrier_to(item, option) is None and source.is_enough()
 
 
 def _walk_back(

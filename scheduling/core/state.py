@@ -183,6 +183,11 @@ class State:
             return None
         return since + self.policy.preemption_delay_s
 
+    def is_due(self, item: Item) -> bool:
+        """Whether a workload may be tried by now, being neither in back-off nor asked for later."""
+        not_before = item.workload.not_before_s
+        return not_before is None or not_before <= self.now_s
+
     def _add_waiting(self, item: Item, replica: Replica) -> bool:
         """Take in one that does not run; whether it is to get a place, or to get one again."""
         if replica.state is ReplicaState.SUCCEEDED:
@@ -238,11 +243,10 @@ class State:
             key=lambda kept: (-kept[0].priority, kept[0].submitted, kept[0].id, _name_key(kept[1]))
         )
         for item, replica, placement in self._kept_places:
-            not_before = item.workload.not_before_s
             room = self.ledger.rooms.get(placement.node)
             if room is None or not room.node.is_ready or placement.node in item.shape.avoided:
                 continue
-            if not_before is not None and not_before > self.now_s:
+            if not self.is_due(item):
                 continue
             spot = self._spot(item.shape.ask, placement)
             is_whole = len(spot.devices) == len(placement.devices)

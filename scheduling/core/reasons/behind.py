@@ -10,8 +10,8 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from scheduling.core.admission import is_within_share, refusal
-from scheduling.core.demand import Item, Option, Placed
+from scheduling.core.admission import barrier_to, is_within_share
+from scheduling.core.demand import Item, Placed
 from scheduling.core.state import State
 from scheduling.core.types import ProjectId
 
@@ -71,8 +71,7 @@ class Behind:
     def _would_fit_without(self, item: Item, ahead: list[Item]) -> bool:
         with self._supposing_gone(ahead) as only_claimed:
             for option in item.options():
-                is_admitted = option.is_possible and not self._refused(item, option)
-                if not is_admitted:
+                if not option.is_possible or barrier_to(item, option) is not None:
                     continue
                 # What is promised came from victims: only who may insist could have had it.
                 if only_claimed and not is_within_share(
@@ -83,15 +82,6 @@ class Behind:
                     if self._state.find(item, option, item.num_next) is not None:
                         return True
         return False
-
-    def _refused(self, item: Item, option: Option) -> bool:
-        barrier = refusal(
-            item.account,
-            option.amounts,
-            is_preemptible=item.is_preemptible,
-            count=item.num_next,
-        )
-        return barrier is not None
 
     @contextmanager
     def _supposing_gone(self, ahead: list[Item]) -> Iterator[bool]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from scheduling.core.accounts import Account, Amounts
-from scheduling.core.admission import Bound, Refusal, is_within_quota, is_within_share, refusal
+from scheduling.core.admission import Bound, Refusal, barrier_to, is_within_quota, is_within_share
 from scheduling.core.decisions import Reason
 from scheduling.core.demand import Item, Option, Shape
 from scheduling.core.reasons.behind import Behind
@@ -87,7 +87,7 @@ class Waiting:
 
     def _barrier(self, item: Item, effort: Effort) -> Reason:
         options = item.options()
-        barriers = [self._refusal(item, option) for option in options]
+        barriers = [barrier_to(item, option) for option in options]
         entries = self._told_of_all(item, options, barriers)
         if not any(option.pools for option in options):
             return self._offline(item, entries)
@@ -168,14 +168,6 @@ class Waiting:
             entries,
             lasting=f"Room on {name} is kept for {kept.item.id} until {moment(kept.until_s)};"
             " only what ends before may start there.",
-        )
-
-    def _refusal(self, item: Item, option: Option) -> Refusal | None:
-        return refusal(
-            item.account,
-            option.amounts,
-            is_preemptible=item.is_preemptible,
-            count=item.num_next,
         )
 
     def _awaiting_release(self, item: Item) -> Reason:
@@ -394,7 +386,7 @@ class Waiting:
 
     def _entry(self, item: Item, option: Option) -> Details:
         """The numbers of one node type."""
-        return self._told(item, option, self._refusal(item, option))
+        return self._told(item, option, barrier_to(item, option))
 
     def _told_of_all(
         self, item: Item, options: Sequence[Option], barriers: Sequence[Refusal | None]
