@@ -221,10 +221,9 @@ class WarmPlanner:
             return self._start_beside_loans(item, [*item.account.path, *risen, *fallen])
         is_alone = self._others_fail(risen, fallen)
         self._place(item)
-        is_alone = is_alone and self._nobody_could_take(borrowers(item))
+        is_alone = is_alone and self._nobody_gains(item)
         if item.pending and is_alone:
-            self._claim(item)
-            is_alone = self._nobody_could_take(borrowers(item))
+            is_alone = self._claim(item) and self._nobody_gains(item)
         elif item.pending and (item.running or not self._claim_first(item, risen, fallen)):
             return None
         if not is_alone and not is_certain(item):
@@ -328,6 +327,16 @@ class WarmPlanner:
             if sides := sides_of(account, losing):
                 yield from (batch for batch in batches if self._may_take(batch.first, sides))
 
+    def _nobody_gains(self, item: Item) -> bool:
+        """Whether nobody could take anything because of what a newcomer got: from its project,
+        which borrows more, or inside it, where more beyond its share may change hands."""
+        account = item.account
+        got = {r for placed in (*item.running, *item.held) for r, _ in placed.amounts}
+        is_beyond = any(account.allocated[r] > account.fair[r] for r in got)
+        return self._nobody_could_take(borrowers(item)) and (
+            not is_beyond or self._fail(self._by_account.get(account, ()), PREEMPT)
+        )
+
     def _may_take(self, item: Item, sides: Mapping[Account, set[int]]) -> bool:
         """Whether a workload asks for what a side has too much of, and that side may lose to it."""
         cycle = self._cycle
@@ -386,15 +395,20 @@ class WarmPlanner:
         state.lift_shadows()
         cycle.prospects.enter(item, item.running)
 
-    def _claim(self, item: Item) -> None:
-        """By moving others, from other projects, from its own, as in a cycle."""
+    def _claim(self, item: Item) -> bool:
+        """By moving others, from other projects, from its own, as in a cycle; whether nobody else
+        would have taken from its own before it."""
         cycle = self._cycle
         placed, alike = len(item.running), likeness(item)
-        for rule in (CONSOLIDATE, RECLAIM, PREEMPT):
-            self._claim_by(rule, item)
+        self._claim_by(CONSOLIDATE, item)
+        self._claim_by(RECLAIM, item)
+        is_alone = not item.pending or self._nobody_gains(item)
+        if is_alone:
+            self._claim_by(PREEMPT, item)
         for effort in (cycle.efforts.get(alike), cycle.efforts.get(likeness(item))):
             self._note(effort)
         cycle.prospects.enter(item, item.running[placed:])
+        return is_alone
 
     def _claim_by(self, rule: Rule, item: Item) -> None:
         step = self._cycle.claim_by(rule)

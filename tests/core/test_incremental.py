@@ -138,6 +138,11 @@ def test_what_once_went_round_for_ever_settles(seed: int) -> None:
     story(Random(seed), Policy(), fits=False)
 
 
+@pytest.mark.parametrize("seed", [11192, 12673])
+def test_what_it_borrows_may_change_hands_inside_its_project(seed: int) -> None:
+    story(Random(seed), Policy(), fits=False)
+
+
 @pytest.mark.parametrize("seed", [2358])
 def test_what_is_protected_from_its_start_on_may_turn_a_search_to_others(seed: int) -> None:
     random = Random(seed)
