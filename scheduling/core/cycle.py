@@ -136,14 +136,14 @@ class Cycle:
         state = self.state
         # 2. Claimants whose held capacity has come free start.
         self.start_claimants()
-        state.open()
+        state.presence.open()
         done("start_claimants")
         # 3. Whatever fits into free capacity starts, in order of projects and workloads.
         self.passes.run(self.start_in_free_capacity())
         self.take_back()
         done("place")
         # 4. Scattered free capacity is brought together by moving running work.
-        state.lift_shadows()
+        state.presence.lift_shadows()
         self.passes.run(self.claim_by(CONSOLIDATE))
         done("consolidate")
         # 5. Projects below their share take back from those above.
@@ -174,7 +174,8 @@ class Cycle:
             if self.state.start_held(item):
                 self.num_changes += 1
             else:
-                item.waits_for = self.state.leavers_from(placed.spot for placed in item.held)
+                held = (placed.spot for placed in item.held)
+                item.waits_for = self.state.presence.leavers_from(held)
 
     # Step 3.
 
@@ -193,7 +194,9 @@ class Cycle:
                 if is_refused(item, option, request):
                     continue
                 with self.reservations.open_to(item):
-                    spots = self._at_home(item) or self.state.find(item, option, item.num_next)
+                    spots = self.state.find_at_home(item) or self.state.find(
+                        item, option, item.num_next
+                    )
                 if spots is not None:
                     self._begin(item, spots, may_start=True)
                     self.passes.set_apart(item)
@@ -220,12 +223,13 @@ class Cycle:
         """Borrowers whose place has become free stay there as of right; what others took beside
         their lenders goes to whoever waits for it, as if they were not there.
         """
-        if not self.state.bodies.items:
+        presence = self.state.presence
+        if not presence.bodies.items:
             return
-        for item in sorted(self.state.bodies.items, key=workload_key):
+        for item in sorted(presence.bodies.items, key=workload_key):
             if item.is_on_loan:
                 self._settle_at_home(item)
-        self.state.lift_loan_shadows()
+        presence.lift_loan_shadows()
         self.passes.run(self.start_in_free_capacity())
 
     def _settle_at_home(self, item: Item) -> None:
@@ -234,29 +238,15 @@ class Cycle:
         if option is None or not self.state.is_due(item) or barrier_to(item, option) is not None:
             return
         with self.reservations.open_to(item):
-            spots = self._at_home(item)
+            spots = self.state.find_at_home(item)
         if spots is not None:
             self._begin(item, spots, may_start=True)
-
-    def _at_home(self, item: Item) -> list[Spot] | None:
-        """Places where a borrower is already, taken in the ledger; None if they are not free."""
-        if not item.bodies or len(item.bodies) != item.num_next:
-            return None
-        state, ask = self.state, item.shape.ask
-        state.lift(item)
-        spots = state.find_at_home(item, item.num_next)
-        if spots is not None and not state.is_free_now(spots, ask):
-            for spot in spots:
-                state.ledger.give_back(spot, ask)
-            spots = None
-        state.lay(item)
-        return spots
 
     def _begin(self, item: Item, spots: list[Spot], *, may_start: bool) -> None:
         """Start at places taken in the ledger, if they are free by now and no body of its own is
         elsewhere; else they are held.
         """
-        state = self.state
+        state, presence = self.state, self.state.presence
         self.num_changes += 1
         if item.bodies:
             is_home = [spot.room for spot in spots] == [body.spot.room for body in item.bodies]
@@ -264,16 +254,16 @@ class Cycle:
                 self._lending.recall(item, "placed_elsewhere", {})
                 state.hold(item, spots)
                 return
-            state.lift(item)
-            if may_start and state.is_free_now(spots, item.shape.ask):
+            presence.lift_bodies(item)
+            if may_start and presence.is_free_now(spots, item.shape.ask):
                 state.start(item, spots)
-                state.bodies.drop(item)
+                presence.bodies.drop(item)
                 return
-            state.lay(item)
-        elif may_start and state.is_free_now(spots, item.shape.ask):
+            presence.lay_bodies(item)
+        elif may_start and presence.is_free_now(spots, item.shape.ask):
             state.start(item, spots)
             return
-        for other in state.leavers_from(spots):
+        for other in presence.leavers_from(spots):
             if other is not item and other not in item.waits_for:
                 item.waits_for.append(other)
         state.hold(item, spots)
@@ -358,7 +348,9 @@ class Cycle:
         """Call back and lend, if there is something to lend or on loan; a gang for which room is
         kept does not borrow."""
         state = self.state
-        if state.bodies.items or any(item.workload.idle is not None for item in state.items):
+        if state.presence.bodies.items or any(
+            item.workload.idle is not None for item in state.items
+        ):
             with self.reservations.lifted():
                 self._lending.run(
                     item

@@ -254,6 +254,7 @@ class Shapes:
             self._by_type.setdefault((pool.node_type, pool.gpu_key), []).append(pool)
 
     def of(self, workload: Workload) -> Shape:
+        """The shape of what a workload asks for; one and the same for all that ask alike."""
         gpu = workload.gpu
         labels = workload.required_labels
         required = tuple(sorted(labels.items())) if labels else ()
@@ -297,9 +298,12 @@ class Shapes:
 
     def amounts(self, shape: Shape, pool: Pool) -> Amounts:
         """What one replica counts for on a node of this pool."""
-        ask = shape.ask
-        milli = ask.gpu.num_devices * ask.milli_per_device(pool.gpu_memory_mib)
-        return self._amounts(ask, pool.gpu_key, milli)
+        amounts = shape.by_pool.get(pool)
+        if amounts is None:
+            ask = shape.ask
+            milli = ask.gpu.num_devices * ask.milli_per_device(pool.gpu_memory_mib)
+            amounts = shape.by_pool[pool] = self._amounts(ask, pool.gpu_key, milli)
+        return amounts
 
     def _amounts(self, ask: Ask, gpu_key: ResourceKey, milli: int) -> Amounts:
         pairs = [(0, ask.cpu_milli), (1, ask.memory_mib)]

@@ -102,7 +102,7 @@ class WarmPlanner:
     @property
     def has_loans(self) -> bool:
         """Something is lent, and only what starts beside it is answered."""
-        return bool(self._state.bodies.items)
+        return bool(self._state.presence.bodies.items)
 
     def _prepare(self, now_s: float) -> None:
         """Note who could claim, who waits where, and until when time alone changes nothing."""
@@ -242,9 +242,9 @@ class WarmPlanner:
     def _start_beside_loans(self, item: Item, touched: Sequence[Account]) -> Increment | None:
         """While something is lent, only what starts in free capacity and stays there is certain:
         borrowers come after that, and a full cycle looks at them next."""
-        self._state.lower_loan_shadows()
+        self._state.presence.lower_loan_shadows()
         self._place(item)
-        self._state.lift_loan_shadows()
+        self._state.presence.lift_loan_shadows()
         if item.held or not item.running or not is_certain(item):
             return None
         return self._conclude(item, touched)
@@ -387,12 +387,12 @@ class WarmPlanner:
 
     def _place(self, item: Item) -> None:
         """Into what is free at present."""
-        cycle, state = self._cycle, self._state
+        cycle, presence = self._cycle, self._state.presence
         cycle.passes.hopeless.clear()
         cycle.efforts.pop(likeness(item), None)
-        state.lower_shadows()
+        presence.lower_shadows()
         _try(cycle.start_in_free_capacity(), item)
-        state.lift_shadows()
+        presence.lift_shadows()
         cycle.prospects.enter(item, item.running)
 
     def _claim(self, item: Item) -> bool:

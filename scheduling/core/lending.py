@@ -145,7 +145,7 @@ class Lending:
     def _call_back(self) -> None:
         """End loans that can stay no longer; of those that do not fit together, the newest."""
         oldest = sorted(
-            self._state.bodies.items,
+            self._state.presence.bodies.items,
             key=lambda item: (item.bodies[0].replica.started_s, item.id),
         )
         for item in oldest:
@@ -238,7 +238,7 @@ class Lending:
         """
         lending = {
             lender.id
-            for item in self._state.bodies.items
+            for item in self._state.presence.bodies.items
             for body in item.bodies
             for lender, _ in body.lenders
         }
@@ -427,7 +427,8 @@ class Lending:
         """What is neither promised nor present on a node, beside loans; a borrower's own body that
         waits there counts as free.
         """
-        leaving, held = self._state.leaving_load(room), self._state.held_load(room)
+        presence = self._state.presence
+        leaving, held = presence.leaving_on(room), presence.held_on(room)
         taken = self._taken_on(room).load
         spare = Load(len(room.devices))
         spare.cpu = min(room.cpu, room.cpu + held.cpu - leaving.cpu) - taken.cpu

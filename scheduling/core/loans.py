@@ -11,23 +11,29 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from scheduling.core.demand import Body, Item, Placed
-from scheduling.core.rooms import Load, Room, Spot
-from scheduling.core.types import Loan, NodeName, Replica, ReplicaId
+from scheduling.core.rooms import Loads, Room, Spot
+from scheduling.core.types import Loan, Replica, ReplicaId
 
 
 class Bodies:
-    """All borrowers' bodies, and per node what they take beyond what their lenders left."""
+    """All borrowers' bodies.
+
+    Attributes:
+        loads: Per node what they take beyond what their lenders left.
+    """
 
     def __init__(self) -> None:
-        self.loads: dict[NodeName, Load] = {}
-        self._on_node: dict[NodeName, list[Body]] = {}
+        self.loads = Loads()
+        self._on_node: dict[Room, list[Body]] = {}
         self._items: list[Item] = []
 
     @property
     def items(self) -> Sequence[Item]:
+        """Workloads that have bodies."""
         return self._items
 
     def add(self, item: Item, replica: Replica, spot: Spot) -> None:
+        """Take in a replica without a place of its own; it counts from `settle` on."""
         if not item.bodies:
             self._items.append(item)
         item.bodies.append(Body(item, replica, spot))
@@ -58,15 +64,16 @@ class Bodies:
         }
 
     def lay(self, item: Item) -> None:
+        """Count a workload's bodies on their nodes."""
         for body in item.bodies:
             self._count(body, 1)
-            self._on_node.setdefault(body.spot.room.node.name, []).append(body)
+            self._on_node.setdefault(body.spot.room, []).append(body)
 
     def lift(self, item: Item) -> None:
-        """Take a workload's bodies out of the sums."""
+        """Undo `lay`."""
         for body in item.bodies:
             self._count(body, -1)
-            self._on_node[body.spot.room.node.name].remove(body)
+            self._on_node[body.spot.room].remove(body)
 
     def drop(self, item: Item) -> None:
         """Forget bodies that were lifted: the workload has a place of its own now."""
@@ -81,13 +88,10 @@ class Bodies:
                 self._items.append(item)
             item.bodies.append(body)
             self._count(body, 1)
-            self._on_node.setdefault(body.spot.room.node.name, []).append(body)
+            self._on_node.setdefault(body.spot.room, []).append(body)
 
     def _count(self, body: Body, sign: int) -> None:
-        room = body.spot.room
-        load = self.loads.get(room.node.name)
-        if load is None:
-            load = self.loads[room.node.name] = Load(len(room.devices))
+        load = self.loads[body.spot.room]
         load.cpu += sign * body.item.shape.ask.cpu_milli
         load.memory += sign * body.item.shape.ask.memory_mib
         load.slots += sign
@@ -99,14 +103,11 @@ class Bodies:
         """Whose bodies are where these places are."""
         found: dict[str, Item] = {}
         for spot in spots:
-            for body in self._on_node.get(spot.room.node.name, ()):
+            for body in self._on_node.get(spot.room, ()):
                 is_there = not spot.devices or set(spot.devices) & set(body.spot.devices)
                 if is_there or body.is_parked:
                     found[body.item.id] = body.item
         return [found[name] for name in sorted(found)]
-
-    def on(self, room: Room) -> Sequence[Body]:
-        return self._on_node.get(room.node.name, ())
 
 
 def taken_beside_lenders(body: Body) -> dict[int, tuple[int, int]]:

@@ -116,8 +116,8 @@ class Outlook:
         newcomer = Project(NEWCOMER, parent, 0, 0, dict.fromkeys(keys, UNCOUNTED))
         supposed = Snapshot(snapshot.nodes, (*snapshot.projects, newcomer), snapshot.workloads)
         self._state = State(supposed, policy, now_s)
-        self._state.open()
-        self._state.lift_shadows()
+        self._state.presence.open()
+        self._state.presence.lift_shadows()
 
     def share_steps(self, project: ProjectId, resource: ResourceKey) -> tuple[ShareStep, ...]:
         """How a project came to its share, from the top of the tree down; empty where the resource

@@ -15,7 +15,7 @@ from scheduling.core.accounts import Account, parting
 from scheduling.core.changes import Changes
 from scheduling.core.demand import Item, Option, Placed, Shape
 from scheduling.core.ordering import VictimKey, victim_key
-from scheduling.core.rooms import Ask, Load, Room, Spot
+from scheduling.core.rooms import Ask, Load, Loads, Room, Spot
 from scheduling.core.state import State, Victim
 from scheduling.core.types import NodeName, ProjectId
 
@@ -430,15 +430,12 @@ class Prospects:
         self.changes.note(changed)
 
 
-def _freed_by(others: Iterable[Item], only: Room | None = None) -> dict[Room, Load]:
+def _freed_by(others: Iterable[Item], only: Room | None = None) -> Loads:
     """What would come free, node by node, if these were gone."""
-    freed: dict[Room, Load] = {}
+    freed = Loads()
     for other in others:
         for placed in other.running:
             room = placed.spot.room
             if only is None or room is only:
-                load = freed.get(room)
-                if load is None:
-                    load = freed[room] = Load(len(room.devices))
-                load.add(placed.spot, other.shape.ask)
+                freed[room].add(placed.spot, other.shape.ask)
     return freed

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from scheduling.core.admission import barrier_to, is_within_share
 from scheduling.core.demand import Item, Option
-from scheduling.core.rooms import Load, Pool, Room, Spot
+from scheduling.core.rooms import Load, Loads, Pool, Room, Spot
 from scheduling.core.state import State
 from scheduling.core.types import WorkloadId
 
@@ -203,12 +203,9 @@ def _may_have(item: Item, option: Option) -> bool:
 
 def _free_part(spots: list[Spot], item: Item) -> list[tuple[Room, Load]]:
     """What of these places is free now, node by node."""
-    loads: dict[Room, Load] = {}
+    loads = Loads()
     for spot in spots:
-        load = loads.get(spot.room)
-        if load is None:
-            load = loads[spot.room] = Load(len(spot.room.devices))
-        load.add(spot, item.shape.ask)
+        loads[spot.room].add(spot, item.shape.ask)
     for room, load in loads.items():
         load.milli = [0] * len(load.milli)  # only what starts is recorded
         load.cpu = min(load.cpu, max(0, room.cpu))

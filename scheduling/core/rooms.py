@@ -325,9 +325,45 @@ class Load:
         self.milli = [0] * num_devices
 
     def add(self, spot: Spot, ask: Ask, sign: int = 1) -> None:
+        """Count what one replica takes at a place (1), or no longer (-1)."""
         self.cpu += sign * ask.cpu_milli
         self.memory += sign * ask.memory_mib
         self.slots += sign
         for device in spot.devices:
             self.devices[device] += sign * spot.units
             self.milli[device] += sign * spot.milli
+
+    def copy(self) -> Load:
+        return self.plus(Load(len(self.devices)))
+
+    def plus(self, other: Load) -> Load:
+        """This and another of the same node together."""
+        total = Load(0)
+        total.cpu = self.cpu + other.cpu
+        total.memory = self.memory + other.memory
+        total.slots = self.slots + other.slots
+        total.devices = [a + b for a, b in zip(self.devices, other.devices, strict=True)]
+        total.milli = [a + b for a, b in zip(self.milli, other.milli, strict=True)]
+        return total
+
+    def beyond(self, other: Load) -> Load:
+        """What is left when another of the same node is taken off, nowhere less than nothing."""
+        rest = Load(0)
+        rest.cpu = max(0, self.cpu - other.cpu)
+        rest.memory = max(0, self.memory - other.memory)
+        rest.slots = max(0, self.slots - other.slots)
+        rest.devices = [max(0, a - b) for a, b in zip(self.devices, other.devices, strict=True)]
+        rest.milli = [max(0, a - b) for a, b in zip(self.milli, other.milli, strict=True)]
+        return rest
+
+
+class Loads(dict[Room, Load]):
+    """Loads by node; a node's is made, with nothing in it, when it is first asked for by `[]`."""
+
+    def __missing__(self, room: Room) -> Load:
+        load = self[room] = Load(len(room.devices))
+        return load
+
+    def on(self, room: Room) -> Load:
+        """A node's load, to be read only: asking leaves no trace."""
+        return self.get(room) or Load(len(room.devices))
