@@ -32,11 +32,19 @@ class Lender:
     copy_s: float
 
     @property
+    def device(self) -> int:
+        """Number of the one device that it is on."""
+        (device,) = self.placed.spot.devices
+        return device
+
+    @property
     def units(self) -> int:
+        """What it holds of that device."""
         return self.placed.spot.units
 
     @property
     def left_s(self) -> float:
+        """How long it is expected to stay idle."""
         return self.idle.expected_left_s or 0.0
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from scheduling.core.demand import Body, Item, Placed
-from scheduling.core.rooms import Loads, Room, Spot
+from scheduling.core.rooms import Load, Loads, Room, Spot
 from scheduling.core.types import Loan, Replica, ReplicaId
 
 
@@ -91,13 +91,7 @@ class Bodies:
             self._on_node.setdefault(body.spot.room, []).append(body)
 
     def _count(self, body: Body, sign: int) -> None:
-        load = self.loads[body.spot.room]
-        load.cpu += sign * body.item.shape.ask.cpu_milli
-        load.memory += sign * body.item.shape.ask.memory_mib
-        load.slots += sign
-        for device, (units, milli) in taken_beside_lenders(body).items():
-            load.devices[device] += sign * units
-            load.milli[device] += sign * milli
+        add_body(self.loads[body.spot.room], body, sign)
 
     def at(self, spots: Iterable[Spot]) -> list[Item]:
         """Whose bodies are where these places are."""
@@ -110,7 +104,18 @@ class Bodies:
         return [found[name] for name in sorted(found)]
 
 
-def taken_beside_lenders(body: Body) -> dict[int, tuple[int, int]]:
+def add_body(load: Load, body: Body, sign: int = 1) -> None:
+    """Count what a body takes of its node beside its lenders (1), or no longer (-1)."""
+    ask = body.item.shape.ask
+    load.cpu += sign * ask.cpu_milli
+    load.memory += sign * ask.memory_mib
+    load.slots += sign
+    for device, (units, milli) in _taken_beside_lenders(body).items():
+        load.devices[device] += sign * units
+        load.milli[device] += sign * milli
+
+
+def _taken_beside_lenders(body: Body) -> dict[int, tuple[int, int]]:
     """Per device, what a borrower uses beyond what its lenders hold there: units, thousandths."""
     if body.is_parked:
         return {}
