@@ -120,6 +120,11 @@ class Account:
         quota = self.quota[r]
         return 0 if quota is None else max(0, self.allocated[r] - quota)
 
+    def wanted(self, r: int) -> int:
+        """What it holds and asks for, as far as its limit lets it."""
+        limit = self.limit[r]
+        return self.requested[r] if limit is None else min(limit, self.requested[r])
+
     def over_ratio(self, r: int) -> float:
         """Borrowed over fair share: infinite where nothing is its share, 0 where nothing is
         borrowed.
@@ -237,7 +242,7 @@ class Accounts:
                 weight=account.weight[r],
                 priority=account.priority,
                 created=account.created,
-                request=_wanted(account, r),
+                request=account.wanted(r),
                 usage_ppm=account.past_use_ppm[r],
             )
             for account in siblings
@@ -290,11 +295,6 @@ def _path(account: Account) -> tuple[Account, ...]:
         if len(path) > 1000:
             raise SnapshotError(f"the ancestors of project {account.id!r} form a circle")
     return tuple(reversed(path))
-
-
-def _wanted(account: Account, r: int) -> int:
-    limit = account.limit[r]
-    return account.requested[r] if limit is None else min(limit, account.requested[r])
 
 
 def _allocatable(account: Account, r: int) -> int | None:

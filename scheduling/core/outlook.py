@@ -114,9 +114,10 @@ class Outlook:
         parent = next((p.parent for p in snapshot.projects if p.id == beside), None)
         keys = {node.gpu_key for node in snapshot.nodes}
         newcomer = Project(NEWCOMER, parent, 0, 0, dict.fromkeys(keys, UNCOUNTED))
-        supposed = Snapshot(snapshot.nodes, (*snapshot.projects, newcomer), snapshot.workloads)
+        supposed = replace(snapshot, projects=(*snapshot.projects, newcomer))
         self._state = State(supposed, policy, now_s)
         self._state.presence.open()
+        self._state.presence.lift_loan_shadows()
         self._state.presence.lift_shadows()
 
     def share_steps(self, project: ProjectId, resource: ResourceKey) -> tuple[ShareStep, ...]:
@@ -257,7 +258,7 @@ def _step(account: Account, siblings: Sequence[Account], capacity: int, r: int) 
     weights = sum(
         other.weight[r]
         for other in siblings
-        if other.priority == account.priority and _wanted(other, r) > _guarantee(other, capacity, r)
+        if other.priority == account.priority and other.wanted(r) > _guarantee(other, capacity, r)
     )
     return ShareStep(
         id=account.id,
@@ -266,7 +267,7 @@ def _step(account: Account, siblings: Sequence[Account], capacity: int, r: int) 
         limit=account.limit[r],
         weight=account.weight[r],
         requested=account.requested[r],
-        wanted=_wanted(account, r),
+        wanted=account.wanted(r),
         guarantee=guarantee,
         surplus=max(0, capacity - guarantees - ahead),
         weights=weights,
@@ -276,14 +277,9 @@ def _step(account: Account, siblings: Sequence[Account], capacity: int, r: int) 
     )
 
 
-def _wanted(account: Account, r: int) -> int:
-    limit = account.limit[r]
-    return account.requested[r] if limit is None else min(limit, account.requested[r])
-
-
 def _guarantee(account: Account, capacity: int, r: int) -> int:
     quota = account.quota[r]
-    return min(capacity if quota is None else quota, _wanted(account, r))
+    return min(capacity if quota is None else quota, account.wanted(r))
 
 
 def _amount(victim: Victim, r: int) -> int:

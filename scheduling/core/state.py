@@ -16,10 +16,9 @@ from scheduling.core.failing_nodes import failing_nodes, without
 from scheduling.core.intake import Intake, name_key
 from scheduling.core.ledger import Ledger
 from scheduling.core.presence import Presence
-from scheduling.core.rooms import Ask, Room, Spot
+from scheduling.core.rooms import Spot
 from scheduling.core.topology import Topology, gather
 from scheduling.core.types import (
-    WHOLE_GPU_MILLI,
     Policy,
     Replica,
     ReplicaState,
@@ -207,19 +206,11 @@ class State:
 
     def _take_home(self, body: Body) -> Spot | None:
         room, ask = body.spot.room, body.item.shape.ask
-        spot = self._spot_on(room, ask) if body.is_parked else body.spot
+        spot = self.ledger.spot_on(room, ask) if body.is_parked else body.spot
         if spot is None or not spot.is_free(ask) or not room.node.is_ready:
             return None
         self.ledger.take(spot, ask)
         return spot
-
-    def _spot_on(self, room: Room, ask: Ask) -> Spot | None:
-        units = ask.units_per_device(room.pool.gpu_memory_mib)
-        devices = room.choose_devices(units, ask.gpu.num_devices)
-        if devices is None:
-            return None
-        left = min(WHOLE_GPU_MILLI - room.milli[device] for device in devices)
-        return Spot(room, devices, units, min(ask.milli_per_device(room.pool.gpu_memory_mib), left))
 
     def start(self, item: Item, spots: Sequence[Spot]) -> None:
         """Give the next pending replicas these places, already taken in the ledger."""

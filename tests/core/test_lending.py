@@ -18,8 +18,11 @@ from scheduling.core.errors import ScenarioError
 from scheduling.core.predict.idleness import PRIOR_SPELLS_S, Spell, expected_left_s
 from scheduling.core.scenario import load_scenario, run_scenario
 from scheduling.core.types import (
+    GpuRequest,
     Idleness,
     Loan,
+    NodeName,
+    Placement,
     Policy,
     ReplicaId,
     ReplicaState,
@@ -142,6 +145,21 @@ def test_a_borrower_keeps_a_device_that_has_become_free() -> None:
     assert start.is_settled
     assert start.placements == {r.id: r.placement for r in mine.replicas}
     assert start.reason.code == "started_borrowing"
+
+
+def test_what_goes_on_in_its_place_after_yielding_is_charged_like_any_other() -> None:
+    third = GpuRequest(1, None, 5461)
+    first = training("first", "p", 334, "n:0", gpu=third)
+    new = training("new", "p", gpu=third)
+    (replica,) = new.replicas
+    there = replace(replica, state=ReplicaState.PARKED, placement=Placement(NodeName("n"), (0,), 0))
+
+    def recorded(newcomer: Workload) -> int:
+        decided = _plan(node("n", 1), project("p", 1000), first, newcomer)
+        (start,) = (d for d in decided.decisions if isinstance(d, Start))
+        return start.placements[replica.id].milli_per_device
+
+    assert recorded(replace(new, replicas=(there,))) == recorded(new) == 333
 
 
 def test_a_woken_lender_gets_its_device_back_whatever_the_minimum_runtime() -> None:

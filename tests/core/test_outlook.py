@@ -14,6 +14,7 @@ from scheduling.core.types import (
     MEMORY,
     UNCOUNTED,
     GpuRequest,
+    Idleness,
     NodeTypeName,
     Policy,
     Project,
@@ -271,3 +272,18 @@ def test_a_workload_that_would_only_start_by_displacing_others_does_not_start_at
     assert not isinstance(answer, Start)
     assert not starts_as(world, Policy(), 0.0, with_request(claim, GpuRequest(1, 500)))
     assert names(next_to_give_way(world, Policy(), 0.0, GPU)) == [WorkloadId("b1")]
+
+
+def test_a_loan_beside_it_hides_nobody_who_would_give_way() -> None:
+    resting = Idleness(0.0, expected_left_s=3600.0, memory_mib=3000)
+    parts = snapshot(
+        node("n", 1),
+        project("p", 500),
+        project("q", 0),
+        session("lender", "p", 500, "n:0", idle=resting),
+        training("beside", "q", 500, "n:0"),
+        training("borrower", "q", 500),
+    )
+    parts = follow(parts, plan(parts, Policy(), 1000.0), 1000.0)
+    assert [loan.borrower for loan in parts.loans] == ["borrower/0"]
+    assert names(next_to_give_way(parts, Policy(), 1000.0, GPU)) == ["beside"]
