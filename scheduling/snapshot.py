@@ -135,6 +135,13 @@ def index_of(replica: core.ReplicaId) -> int:
     return int(replica.rpartition("/")[2])
 
 
+def by_index(
+    placements: Mapping[core.ReplicaId, core.Placement],
+) -> dict[int, core.Placement]:
+    """Places by number of the replica, the leader's first."""
+    return dict(sorted((index_of(name), place) for name, place in placements.items()))
+
+
 def read_policy() -> core.Policy:
     """What admins chose: per node type, and for the whole planner."""
     runtimes = NodeType.objects.filter(min_runtime_s__gt=0).values_list("name", "min_runtime_s")

@@ -8,7 +8,6 @@ begins. Agents wake sessions on their own: what they report of it is recorded, n
 from __future__ import annotations
 
 import uuid
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
@@ -19,7 +18,7 @@ from django.db.models import F, Q
 from django.utils import timezone
 
 from projects.models import WorkloadKind
-from scheduling.core.decisions import Lend, Plan, Reason, Recall, Start
+from scheduling.core.decisions import Lend, Plan, Reason, Start
 from scheduling.core.types import Placement, ReplicaId, WorkloadId
 from scheduling.idle_signals import idle_since
 from scheduling.live import announce, workload_topic
@@ -36,7 +35,7 @@ from scheduling.models import (
     Workload,
 )
 from scheduling.services.events import announce_workload, record_event, wake_planner
-from scheduling.snapshot import IDLE_MARK_LASTS_S, Taken, index_of
+from scheduling.snapshot import IDLE_MARK_LASTS_S, Taken, by_index, index_of
 
 if TYPE_CHECKING:
     from scheduling.agent import protocol
@@ -155,18 +154,13 @@ def move_body(attempt: Attempt, placement: Placement, row: Workload, *, is_lent:
 
 def settle_body(attempt: Attempt, row: Workload, decision: Start, now: datetime) -> None:
     """What a replica had on loan, or waited for in memory, becomes its own."""
-    placement = next(p for r, p in decision.placements.items() if index_of(r) == attempt.replica)
-    move_body(attempt, placement, row, is_lent=False)
+    move_body(attempt, by_index(decision.placements)[attempt.replica], row, is_lent=False)
     allocation = attempt.allocation
     allocation.is_lent = False
     allocation.gpu_from = now
     allocation.is_borrowed = decision.is_borrowed
     allocation.save()
     Loan.objects.wanted().filter(borrower=attempt).update(is_wanted=False)
-
-
-def named_by(decision: Recall) -> set[int]:
-    return {index_of(name) for name in decision.replicas}
 
 
 def record_not_lent(plan: Plan, taken: Taken) -> None:
@@ -452,12 +446,3 @@ def _end_spell_of(pk: uuid.UUID, now: datetime) -> None:
     row = Attempt.objects.select_for_update(no_key=True).select_related(None).get(pk=pk)
     end_spell(row, now)
     row.save(update_fields=["idle_since", "idle_seen_at", "lend_asked_at", "not_lent"])
-
-
-def loans_by_borrower(attempts: Iterable[Attempt]) -> Mapping[uuid.UUID, list[Loan]]:
-    """Open loans of these borrowers."""
-    found: dict[uuid.UUID, list[Loan]] = defaultdict(list)
-    rows = Loan.objects.open().filter(borrower__in=[attempt.pk for attempt in attempts])
-    for row in rows.select_related("lender__workload__project", "device"):
-        found[row.borrower_id].append(row)
-    return found

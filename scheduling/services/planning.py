@@ -6,15 +6,13 @@ the caller plans anew. Each decision leaves a row that says why.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 
-from django.db import connection, transaction
+from django.db import transaction
 from django.db.models import F, Prefetch
 from django.utils import timezone
 
-from projects.models import Project
 from scheduling.core import lifecycle
 from scheduling.core.decisions import (
     Decision,
@@ -23,13 +21,12 @@ from scheduling.core.decisions import (
     Lend,
     Move,
     Plan,
-    ProjectNumbers,
     Reason,
     Recall,
     Start,
 )
 from scheduling.core.reasons.lending import lender_woke
-from scheduling.core.types import Placement, ProjectId, ReplicaId, ResourceKey, WorkloadId
+from scheduling.core.types import Placement, ReplicaId, WorkloadId
 from scheduling.live import announce
 from scheduling.models import (
     LEADER,
@@ -42,18 +39,15 @@ from scheduling.models import (
     DeviceHold,
     Loan,
     Node,
-    Phase,
     PlannerStatus,
-    ProjectUsage,
     Workload,
 )
 from scheduling.outbox import owe
-from scheduling.services.estimates import eta_to_tell
+from scheduling.services import waiting
 from scheduling.services.events import announce_workload, close_wait, record_event, topics_of
 from scheduling.services.lending import (
     LenderChangedError,
     move_body,
-    named_by,
     open_loans,
     record_not_lent,
     settle_body,
@@ -69,7 +63,8 @@ from scheduling.services.replicas import (
 )
 from scheduling.services.submission import reason_json
 from scheduling.services.transitions import advance
-from scheduling.snapshot import LEAVING_PHASES, Taken, all_parked, holds_of, index_of
+from scheduling.services.usage import record_usage
+from scheduling.snapshot import Taken, by_index, index_of
 
 # Ends of a loan by which its lender is in use again, as its agent says them.
 _WAKES = ("cell", "cuda_call", "button", "activity")
@@ -91,11 +86,11 @@ def apply_plan(taken: Taken, plan: Plan, *, is_partial: bool = False) -> None:
     Raises:
         StalePlanError: plan again from a new snapshot.
     """
-    news = [item for item in plan.decisions if not _is_known(item, plan, taken)]
+    news = [item for item in plan.decisions if not waiting.is_known(item, plan, taken)]
     rows = _lock_touched(taken, news)
     nodes = _nodes_of(plan, is_partial=is_partial)
     now = timezone.now()
-    waiting: list[Workload] = []
+    told: list[Workload] = []
     for decision in news:
         row = rows[decision.workload]
         match decision:
@@ -110,15 +105,15 @@ def apply_plan(taken: Taken, plan: Plan, *, is_partial: bool = False) -> None:
             case Evict() | Move():
                 _evict(row, decision, nodes, taken, now)
             case Hold():
-                _hold(row, decision, plan, taken, nodes, now)
-                waiting.append(row)
-    _save_waiting(waiting)
+                waiting.hold(row, decision, plan, taken, nodes, now)
+                told.append(row)
+    waiting.save(told)
     for cordon in plan.cordons:
         close_failing(nodes[cordon.node], reason_json(cordon.reason, taken.titles), now)
-    announce(*{topic for row in waiting for topic in topics_of(row)})
+    announce(*{topic for row in told for topic in topics_of(row)})
     if not is_partial:
         record_not_lent(plan, taken)
-    _record_numbers(plan.numbers, is_partial=is_partial)
+    record_usage(plan.numbers, is_partial=is_partial)
     PlannerStatus.objects.update_or_create(
         pk=PlannerStatus.ONLY, defaults={"finished_at": now, "failed_at": None, "error": ""}
     )
@@ -136,45 +131,6 @@ def _nodes_of(plan: Plan, *, is_partial: bool) -> dict[str, Node]:
         }
         nodes = nodes.filter(name__in=named)
     return {node.name: node for node in nodes}
-
-
-def _is_known(decision: Decision, plan: Plan, taken: Taken) -> bool:
-    """Whether the row says already all that a hold says: most of a long queue, most of the time."""
-    if not isinstance(decision, Hold):
-        return False
-    row = taken.rows[decision.workload]
-    is_same = _told(row) == _to_tell(row, decision, plan, taken)
-    return is_same and _by_index(decision.held) == _kept_for_pending(taken, decision.workload)
-
-
-def _kept_for_pending(taken: Taken, workload: WorkloadId) -> dict[int, Placement]:
-    """What is kept for replicas without a place. What is kept for one that moves has its own end:
-    its start there."""
-    row = taken.rows[workload]
-    moving = {attempt.replica for attempt in row.attempts.all()}
-    return {replica: held for replica, held in holds_of(row).items() if replica not in moving}
-
-
-Told = tuple[dict[str, object], int | None, int | None, dict[str, object]]
-"""Reason, position and length of the queue, estimate of the start."""
-
-
-def _told(row: Workload) -> Told:
-    return row.reason, row.queue_position, row.queue_length, row.eta
-
-
-def _to_tell(row: Workload, decision: Hold, plan: Plan, taken: Taken) -> Told:
-    """What a hold says of a workload. One that runs and could grow keeps the reason why it runs,
-    one that is leaving the reason why it leaves. One that is parked waits like those in the queue.
-    """
-    why = reason_json(decision.reason, taken.titles)
-    attempts = taken.rows[decision.workload].attempts.all()
-    if row.phase in WAITING_PHASES or (row.phase == Phase.RUNNING and all_parked(attempts)):
-        place = plan.queue_positions.get(decision.workload, (None, None))
-        return why, *place, eta_to_tell(row.eta, decision.eta) if plan.has_estimates else row.eta
-    if row.phase in LEAVING_PHASES:
-        return _told(row)
-    return {**row.reason, "growth": why}, None, None, {}
 
 
 def _lock_touched(taken: Taken, decisions: Sequence[Decision]) -> dict[WorkloadId, Workload]:
@@ -202,34 +158,11 @@ def _lock_touched(taken: Taken, decisions: Sequence[Decision]) -> dict[WorkloadI
     }
 
 
-def _save_waiting(rows: Sequence[Workload]) -> None:
-    """Write why these wait, in one statement: a long queue changes as a whole."""
-    if not rows:
-        return
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "UPDATE scheduling_workload AS row SET reason = told.reason::jsonb,"
-            " reason_at = told.at, queue_position = told.position, queue_length = told.length,"
-            " eta = told.eta::jsonb"
-            " FROM unnest(%s::uuid[], %s::text[], %s::timestamptz[], %s::int[], %s::int[],"
-            " %s::text[]) AS told (id, reason, at, position, length, eta)"
-            " WHERE row.id = told.id",
-            [
-                [row.pk for row in rows],
-                [json.dumps(row.reason) for row in rows],
-                [row.reason_at for row in rows],
-                [row.queue_position for row in rows],
-                [row.queue_length for row in rows],
-                [json.dumps(row.eta) for row in rows],
-            ],
-        )
-
-
 def _lend(
     row: Workload, decision: Lend, taken: Taken, nodes: Mapping[str, Node], now: datetime
 ) -> None:
     """Let a training run on devices of idle sessions: from the queue, or on from memory."""
-    placements = _by_index(decision.placements)
+    placements = by_index(decision.placements)
     if row.phase in WAITING_PHASES:
         start = Start(decision.workload, decision.placements, decision.reason, is_borrowed=False)
         _start(row, start, taken, nodes, now, is_lent=True)
@@ -253,7 +186,7 @@ def _lend(
 
 def _settle(row: Workload, decision: Start, taken: Taken, now: datetime) -> None:
     """What a training had on loan becomes its own, without a restart."""
-    placements = _by_index(decision.placements)
+    placements = by_index(decision.placements)
     attempts = {attempt.replica: attempt for attempt in open_attempts_of(row)}
     if not placements.keys() <= attempts.keys():
         raise StalePlanError(str(row.pk))
@@ -286,7 +219,7 @@ def _note_in_phase(
 
 def _recall(row: Workload, decision: Recall, now: datetime) -> None:
     """End what a training borrows: it saves, stops, and returns to the queue at its place."""
-    named = named_by(decision)
+    named = _named(decision.replicas)
     leaving = [attempt for attempt in open_attempts_of(row) if attempt.replica in named]
     if not leaving:
         raise StalePlanError(str(row.pk))
@@ -322,7 +255,7 @@ def _start(
     """Give replicas their places: all that a workload begins with, or more of one that runs."""
     is_growth = row.phase not in WAITING_PHASES
     resumed_from = Checkpoint.objects.filter(workload=row, is_kept=True).first()
-    placements = _by_index(decision.placements)
+    placements = by_index(decision.placements)
     attempts = new_attempts(row, {i: nodes[p.node] for i, p in placements.items()}, now)
     for attempt in attempts:
         attempt.resumed_from = resumed_from
@@ -330,10 +263,10 @@ def _start(
         placement = placements[attempt.replica]
         _allocate(row, attempt, placement, now, is_borrowed=decision.is_borrowed, is_lent=is_lent)
         owe(attempt.node.zone, "wake", workload=row, key=f"{attempt.pk}:run")
-    held = _by_index(decision.held)
-    gone = _kept_for_pending(taken, decision.workload).keys() | placements.keys()
+    held = by_index(decision.held)
+    gone = waiting.kept_for_pending(taken, decision.workload).keys() | placements.keys()
     DeviceHold.objects.filter(workload=row, replica__in=gone - held.keys()).delete()
-    _keep_all(row, held, nodes, taken, now)
+    waiting.keep(row, held, nodes, taken, now)
     first = attempts[0]
     if first.replica == LEADER or not is_growth:
         row.current = first
@@ -412,8 +345,8 @@ def _evict(
     its processes have ended, or of some replicas that it can do without.
     """
     open_attempts = {attempt.replica: attempt for attempt in open_attempts_of(row)}
-    named = _named(decision)
-    moved = _by_index(decision.placements) if isinstance(decision, Move) else {}
+    moved = by_index(decision.placements) if isinstance(decision, Move) else {}
+    named = set(moved) if isinstance(decision, Move) else _named(decision.replicas)
     if moved and row.is_gang:
         # Its members work together: all stop, and what need not move starts where it was.
         stays = open_attempts.keys() - moved.keys()
@@ -436,7 +369,7 @@ def _evict(
     gains = f": its place goes to project {claimant.project.name}" if claimant else ""
     ask_to_leave(row, leaving, f"{decision.reason.code}{gains}", now)
     if moved:
-        _keep_all(row, moved, nodes, taken, now)
+        waiting.keep(row, moved, nodes, taken, now)
     staying = [a for i, a in open_attempts.items() if i not in named and not a.is_leaving]
     if staying:
         details |= {"replicas": sorted(named), "num_replicas": len(staying)}
@@ -449,9 +382,8 @@ def _evict(
     advance(row, lifecycle.EvictAsked(), code=decision.reason.code, at=now, details=details)
 
 
-def _named(decision: Evict | Move) -> set[int]:
-    names = decision.replicas if isinstance(decision, Evict) else decision.placements
-    return {index_of(name) for name in names}
+def _named(replicas: Sequence[ReplicaId]) -> set[int]:
+    return {index_of(name) for name in replicas}
 
 
 def _places_of(row: Workload, taken: Taken) -> dict[int, Placement]:
@@ -462,97 +394,3 @@ def _places_of(row: Workload, taken: Taken) -> dict[int, Placement]:
         for replica in seen.replicas
         if replica.placement is not None
     }
-
-
-def _hold(
-    row: Workload,
-    decision: Hold,
-    plan: Plan,
-    taken: Taken,
-    nodes: Mapping[str, Node],
-    now: datetime,
-) -> None:
-    """Say why it waits and what is kept for it; the caller saves it."""
-    held = _by_index(decision.held)
-    if gone := _kept_for_pending(taken, decision.workload).keys() - held.keys():
-        DeviceHold.objects.filter(workload=row, replica__in=gone).delete()
-    _keep_all(row, held, nodes, taken, now)
-    row.reason, row.queue_position, row.queue_length, row.eta = _to_tell(row, decision, plan, taken)
-    row.reason_at = now
-
-
-def _keep_all(
-    row: Workload,
-    held: Mapping[int, Placement],
-    nodes: Mapping[str, Node],
-    taken: Taken,
-    now: datetime,
-) -> None:
-    """Keep this capacity for a claimant's replicas; a hold that is already there keeps its
-    deadline.
-    """
-    before = holds_of(row)
-    deadline = now + timedelta(seconds=taken.policy.hold_deadline_s)
-    for replica, placement in held.items():
-        if before.get(replica) == placement:
-            continue
-        values = {
-            "node": nodes[placement.node],
-            "device_indices": list(placement.devices),
-            "milli_per_device": placement.milli_per_device,
-        }
-        DeviceHold.objects.update_or_create(
-            workload=row,
-            replica=replica,
-            defaults=values,
-            create_defaults={**values, "created_at": now, "expires_at": deadline},
-        )
-
-
-def _by_index(placements: Mapping[ReplicaId, Placement]) -> dict[int, Placement]:
-    """Places by number of the replica, the leader's first."""
-    return dict(sorted((index_of(name), place) for name, place in placements.items()))
-
-
-def _record_numbers(
-    numbers: Mapping[ProjectId, Mapping[ResourceKey, ProjectNumbers]], *, is_partial: bool
-) -> None:
-    """The one table of usage that page and API read; written only where something changed."""
-    rows, usage = Project.objects.all(), ProjectUsage.objects.all()
-    if is_partial:
-        rows, usage = rows.filter(name__in=numbers), usage.filter(project__name__in=numbers)
-    projects = {project.name: project.pk for project in rows}
-    known = {(row.project_id, row.resource): row for row in usage}
-    changed: list[ProjectUsage] = []
-    for name, by_resource in numbers.items():
-        project_id = projects.get(name)
-        if project_id is None:
-            continue
-        for resource, values in by_resource.items():
-            fresh = _usage(project_id, resource, values)
-            old = known.pop((project_id, resource), None)
-            if old is None or not _same(old, fresh):
-                changed.append(fresh)
-    ProjectUsage.objects.bulk_create(
-        changed,
-        update_conflicts=True,
-        unique_fields=["project", "resource"],
-        update_fields=list(_USAGE_FIELDS),
-    )
-    if known:
-        ProjectUsage.objects.filter(pk__in=[row.pk for row in known.values()]).delete()
-
-
-_USAGE_FIELDS = ("quota", "limit", "fair_share", "requested", "allocated", "non_preemptible")
-
-
-def _usage(project_id: int, resource: str, values: ProjectNumbers) -> ProjectUsage:
-    return ProjectUsage(
-        project_id=project_id,
-        resource=resource,
-        **{name: getattr(values, name) for name in _USAGE_FIELDS},
-    )
-
-
-def _same(one: ProjectUsage, other: ProjectUsage) -> bool:
-    return all(getattr(one, name) == getattr(other, name) for name in _USAGE_FIELDS)
