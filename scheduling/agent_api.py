@@ -27,9 +27,10 @@ from scheduling.models import (
     Workload,
     Zone,
 )
+from scheduling.services.attempt_reports import record_attempts
 from scheduling.services.claims import Identity, RivalError, check_zone
-from scheduling.services.lending import record_loans
-from scheduling.services.observation import record_attempts, record_nodes
+from scheduling.services.loan_reports import record_loans
+from scheduling.services.node_reports import record_nodes
 from scheduling.services.zones import zone_of_token
 from telemetry.ingestion import IngestionError, ingest
 

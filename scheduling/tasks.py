@@ -14,8 +14,8 @@ from scheduling.cycle import run_cycle
 from scheduling.models import Command
 from scheduling.services import notices
 from scheduling.services.ending import watch_ending
-from scheduling.services.lending import watch_idle
-from scheduling.services.observation import watch_nodes
+from scheduling.services.idleness import watch_idle
+from scheduling.services.silence import watch_nodes
 
 logger = logging.getLogger(__name__)
 

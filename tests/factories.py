@@ -21,8 +21,9 @@ from projects.models import (
 from scheduling.agent import protocol
 from scheduling.models import Attempt, Workload, Zone
 from scheduling.services import WorkloadSpec, submit
-from scheduling.services.lending import record_loans
-from scheduling.services.observation import record_attempts, record_nodes
+from scheduling.services.attempt_reports import record_attempts
+from scheduling.services.loan_reports import record_loans
+from scheduling.services.node_reports import record_nodes
 from scheduling.services.zones import ensure_zone
 
 AGENT_TOKEN = "a token that only tests know"

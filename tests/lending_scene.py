@@ -11,7 +11,7 @@ from projects.models import NodeType, Project
 from scheduling.agent.protocol import IdleReport, LoanReport, LoanState, SwapReport, SwapState
 from scheduling.cycle import run_cycle
 from scheduling.models import Loan, Node, NodeState, Phase, Workload
-from scheduling.services.lending import watch_idle
+from scheduling.services.idleness import watch_idle
 from tests.factories import (
     FakeAgent,
     attempt_report,

@@ -45,7 +45,7 @@ from scheduling.models import (
 from scheduling.outbox import owe
 from scheduling.services import waiting
 from scheduling.services.events import announce_workload, close_wait, record_event, topics_of
-from scheduling.services.lending import (
+from scheduling.services.loans import (
     LenderChangedError,
     move_body,
     open_loans,

@@ -35,7 +35,8 @@ from scheduling.services.events import (
     record_event,
     wake_planner,
 )
-from scheduling.services.lending import close_loans_of, end_spell
+from scheduling.services.idleness import end_spell
+from scheduling.services.loan_reports import close_loans_of
 
 _ON_LOAN = (Phase.STARTING, Phase.RUNNING, Phase.LOST)
 """Phases in which something may still be lent to a workload."""

@@ -21,7 +21,7 @@ from scheduling.agent_api import desired_state
 from scheduling.cycle import run_cycle
 from scheduling.models import Attempt, Device, Node, Phase, Workload
 from scheduling.services import stop
-from scheduling.services.observation import record_attempts
+from scheduling.services.attempt_reports import record_attempts
 from tests.agent.conftest import end
 from tests.agent.driver import INVENTORY, PATIENCE_S, Driver
 from tests.factories import FakeAgent, make_member, make_node_type, make_project, submitted

@@ -12,7 +12,7 @@ from scheduling.analytics import idle
 from scheduling.analytics.collectors import collectors
 from scheduling.models import CapacityInterval, Node, Workload
 from scheduling.services import uptime
-from scheduling.services.observation import watch_nodes
+from scheduling.services.silence import watch_nodes
 from telemetry import rollups
 from telemetry.ingestion import ingest
 from telemetry.messages import Sample, SampleBatch

@@ -38,7 +38,7 @@ from scheduling.models import (
 )
 from scheduling.selectors import workload_counts
 from scheduling.services import stop, swap_out
-from scheduling.services.lending import watch_idle
+from scheduling.services.idleness import watch_idle
 from scheduling.snapshot import IDLE_MARK_LASTS_S, take_snapshot
 from scheduling.texts import event_sentence
 from scheduling.views.charts import range_of

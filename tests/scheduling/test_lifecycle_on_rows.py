@@ -25,7 +25,7 @@ from scheduling.models import (
 )
 from scheduling.services import ActionRefusedError, checkpoint_now, retry, stop
 from scheduling.services.claims import GIVEN_UP_AFTER_S, LOST_AFTER_S
-from scheduling.services.observation import watch_nodes
+from scheduling.services.silence import watch_nodes
 from tests.factories import attempt_report, session_spec, submitted, training_spec
 from tests.scheduling.conftest import Organisation
 

@@ -23,7 +23,7 @@ from scheduling.models import (
 )
 from scheduling.services import checkpoint_now, retry, stop
 from scheduling.services.claims import GIVEN_UP_AFTER_S
-from scheduling.services.observation import watch_nodes
+from scheduling.services.silence import watch_nodes
 from tests.factories import (
     make_node_type,
     session_spec,

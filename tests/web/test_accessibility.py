@@ -15,7 +15,7 @@ from scheduling.agent.protocol import LoanState
 from scheduling.models import Node, Workload
 from scheduling.services import notify_owner
 from scheduling.services.ending import watch_ending
-from scheduling.services.lending import watch_idle
+from scheduling.services.idleness import watch_idle
 from telemetry.ingestion import ingest
 from telemetry.messages import Sample, SampleBatch
 from tests import lending_scene

@@ -20,7 +20,7 @@ from scheduling.agent.protocol import IdleReport
 from scheduling.cycle import run_cycle
 from scheduling.models import Event, Node, Phase
 from scheduling.services.ending import watch_ending
-from scheduling.services.lending import watch_idle
+from scheduling.services.idleness import watch_idle
 from scheduling.states import state_of
 from tests.factories import make_member
 from tests.lending_scene import Scene, make_scene

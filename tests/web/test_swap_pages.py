@@ -18,7 +18,7 @@ from scheduling.agent.protocol import LoanState, SwapState
 from scheduling.cycle import run_cycle
 from scheduling.models import Attempt, Loan, Zone
 from scheduling.services import ActionRefusedError, swap_out, wake
-from scheduling.services.lending import watch_idle
+from scheduling.services.idleness import watch_idle
 from scheduling.states import STATES, state_of
 from tests.factories import make_member
 from tests.lending_scene import GIB, Scene, make_scene

@@ -1,0 +1,148 @@
+"""Who is idle, where a session's device memory is, and for how long it was idle before.
+
+The planner decides loans from marks that the periodic watch (`watch_idle`) leaves on attempts; a
+mark that was not renewed lately counts for nothing, so that without worker or beat no new loan
+begins.
+"""
+
+from __future__ import annotations
+
+import uuid
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING
+
+import msgspec
+from django.db import transaction
+from django.db.models import Q
+
+from projects.models import WorkloadKind
+from scheduling.idle_signals import idle_since
+from scheduling.live import announce, workload_topic
+from scheduling.models import Attempt, IdleSpell, SwapState
+from scheduling.services.events import wake_planner
+from scheduling.snapshot import IDLE_MARK_LASTS_S
+
+if TYPE_CHECKING:
+    from scheduling.agent import protocol
+
+MIN_SPELL_S = 60.0
+"""Shorter pauses say nothing of how long somebody stays away."""
+BYTES_STEP = 64 * 1024 * 1024
+"""Device memory is recorded in steps: it changes all the time."""
+
+
+def copy_swap_facts(attempt: Attempt, report: protocol.AttemptReport, now: datetime) -> None:
+    """Where its device memory is, and its idle signals; a busy one counts at once.
+
+    Without a query: whoever saves the attempt also notes the spell that is over (`note_spell`).
+    """
+    if report.swap is not None:
+        if attempt.swap_state != report.swap.state:
+            if report.swap.state.value == SwapState.RUNNING:
+                attempt.woke_at = now
+            attempt.swap_state = SwapState(report.swap.state)
+            attempt.swap_since = now
+        attempt.swap_obstacle = report.swap.reason[:40]
+        attempt.bytes_on_device = _rounded(report.swap.bytes_on_device, attempt.bytes_on_device)
+        attempt.bytes_on_host = _rounded(report.swap.bytes_on_host, attempt.bytes_on_host)
+    if report.idle is not None:
+        attempt.idle_signals = msgspec.to_builtins(report.idle)
+        # Whether the network must be measured is the watch's to ask: that takes the project's row.
+        is_busy = idle_since(attempt.idle_signals, may_lack_network=True) is None
+        if attempt.idle_since is not None and is_busy:
+            _forget_idleness(attempt)
+
+
+def swap_facts(attempt: Attempt) -> tuple[object, ...]:
+    """All that `copy_swap_facts` may change."""
+    return (
+        attempt.swap_state,
+        attempt.swap_obstacle,
+        attempt.bytes_on_device,
+        attempt.bytes_on_host,
+        attempt.idle_signals,
+        attempt.idle_since,
+    )
+
+
+def _rounded(num_bytes: int, before: int) -> int:
+    """In steps, and as before while it differs by less than one."""
+    if num_bytes and abs(num_bytes - before) < BYTES_STEP and before:
+        return before
+    return -(-num_bytes // BYTES_STEP) * BYTES_STEP
+
+
+def end_spell(attempt: Attempt, at: datetime, *, is_cut_off: bool = False) -> None:
+    """A session is idle no more; the caller saves the attempt."""
+    since = attempt.idle_since
+    _forget_idleness(attempt)
+    note_spell(attempt, since, at, is_cut_off=is_cut_off)
+
+
+def _forget_idleness(attempt: Attempt) -> None:
+    attempt.idle_since = attempt.idle_seen_at = attempt.lend_asked_at = None
+    attempt.not_lent = {}
+
+
+def note_spell(
+    attempt: Attempt, since: datetime | None, at: datetime, *, is_cut_off: bool = False
+) -> None:
+    """Keep how long a session was idle, for what is predicted of its owner."""
+    if since is None or (at - since).total_seconds() < MIN_SPELL_S:
+        return
+    workload = attempt.workload
+    IdleSpell.objects.create(
+        owner_id=workload.owner_id,
+        workload=workload,
+        started_at=since,
+        ended_at=at,
+        is_cut_off=is_cut_off,
+    )
+
+
+def watch_idle(now: datetime) -> int:
+    """Mark the sessions whose signals all say idle, and wake the planner for new candidates.
+
+    Returns:
+        How many are idle.
+    """
+    rows = (
+        Attempt.objects.open()
+        .filter(workload__kind=WorkloadKind.INTERACTIVE)
+        .filter(~Q(idle_signals={}) | Q(idle_since__isnull=False))
+        .select_related("workload__project")
+    )
+    num_idle, is_new = 0, False
+    stale = now - timedelta(seconds=IDLE_MARK_LASTS_S)
+    for row in rows:
+        since = _idle_since(row)
+        if since is None:
+            if row.idle_since is not None:
+                _end_spell_of(row.pk, now)
+            continue
+        num_idle += 1
+        until = since + timedelta(seconds=row.workload.project.lending_window_s)
+        was_seen = row.idle_seen_at if row.idle_seen_at and row.idle_seen_at > stale else None
+        is_new |= until <= now and (was_seen is None or was_seen < until)
+        # Only where nothing was reported meanwhile: a busy signal has come in, perhaps.
+        same = Attempt.objects.open().filter(pk=row.pk, idle_signals=row.idle_signals)
+        same.update(idle_since=since, idle_seen_at=now)
+        if row.idle_since is None:
+            announce(workload_topic(row.workload_id))
+    if is_new:
+        wake_planner("idle")
+    return num_idle
+
+
+def _idle_since(row: Attempt) -> datetime | None:
+    if not row.is_ready:
+        return None
+    may_lack = row.workload.project.idle_may_lack_network
+    return idle_since(row.idle_signals, may_lack_network=may_lack)
+
+
+@transaction.atomic
+def _end_spell_of(pk: uuid.UUID, now: datetime) -> None:
+    row = Attempt.objects.select_for_update(no_key=True).select_related(None).get(pk=pk)
+    end_spell(row, now)
+    row.save(update_fields=["idle_since", "idle_seen_at", "lend_asked_at", "not_lent"])
