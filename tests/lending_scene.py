@@ -5,12 +5,22 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, replace
 
+import pytest
 from django.utils import timezone
 
 from projects.models import NodeType, Project
 from scheduling.agent.protocol import IdleReport, LoanReport, LoanState, SwapReport, SwapState
 from scheduling.cycle import run_cycle
-from scheduling.models import Loan, Node, NodeState, Phase, Workload
+from scheduling.models import (
+    Device,
+    DeviceAllocation,
+    Loan,
+    Node,
+    NodeState,
+    Phase,
+    ProjectUsage,
+    Workload,
+)
 from scheduling.services.idleness import watch_idle
 from tests.factories import (
     FakeAgent,
@@ -116,3 +126,20 @@ def make_scene(organisation: Organisation) -> Scene:
     assert session.phase == Phase.RUNNING
     assert training.phase == Phase.QUEUED
     return scene
+
+
+@pytest.fixture
+def scene(organisation: Organisation) -> Scene:
+    """For tests to import."""
+    return make_scene(organisation)
+
+
+def lent_device(scene: Scene) -> Device:
+    """The device of the session."""
+    part = DeviceAllocation.objects.get(allocation__workload=scene.session)
+    return part.device
+
+
+def allocated(project: Project) -> int:
+    """Thousandths of T4 that the last plan counts for a project."""
+    return ProjectUsage.objects.get(project=project, resource="gpu:t4").allocated

@@ -21,11 +21,10 @@ from scheduling.agent.fraction.comparison import (
     key_of,
 )
 from scheduling.agent.fraction.limits import GpuLimit
-from tests.fraction.world import GIB, MIB, UUIDS, World, until
+from tests.fraction.world import GIB, MIB, OUT_OF_MEMORY, UUIDS, World, until
 
 CONTEXT = 300 * MIB
 KIND = "580.95.05, Tesla T4"
-OUT_OF_MEMORY = 2
 MakeWorld = Callable[..., World]
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable
@@ -13,14 +12,21 @@ from pathlib import Path
 
 import pytest
 
-from scheduling.agent.fraction import symbols
 from scheduling.agent.fraction.limits import GpuLimit, share_bytes
-from scheduling.agent.fraction.region import Flag, State
-from tests.fraction.world import CALLER, GIB, MIB, T4_USABLE, UUIDS, FakeDevice, World, until
+from scheduling.agent.fraction.region import Flag
+from tests.fraction.world import (
+    CALLER,
+    GIB,
+    MIB,
+    OUT_OF_MEMORY,
+    T4_USABLE,
+    UUIDS,
+    FakeDevice,
+    World,
+    until,
+)
 
 MakeWorld = Callable[..., World]
-TRACES = sorted((Path(__file__).parent / "cudart").glob("*.txt"))
-OUT_OF_MEMORY, NOT_READY, ILLEGAL_STATE = 2, 802, 401
 # Everything that allocates, and by which function of the fake.
 DRIVER_FUNCTIONS = {
     "alloc": "cuMemAlloc_v2",
@@ -350,174 +356,3 @@ def test_what_failed_does_not_rule_swap_out(make_world: MakeWorld) -> None:
     with world.asking(*steps, ["alloc", "last", MIB], ["sleep", 60]):
         until(lambda: world.region.read().used_bytes[0] >= MIB)
         assert world.region.read().flags == Flag(0)
-
-
-# ---------------------------------------------------------------- closed when wrong
-
-
-def _garbage(world: World) -> None:
-    (world.prefix / "limits").write_text("allot-limits/1\nregion\n")
-
-
-def _cut_short(world: World) -> None:
-    path = world.prefix / "limits"
-    path.write_text(path.read_text().replace("end\n", ""))
-
-
-def _zero(world: World) -> None:
-    path = world.prefix / "limits"
-    path.write_text(path.read_text().replace(str(5 * GIB), "0"))
-
-
-def _negative(world: World) -> None:
-    path = world.prefix / "limits"
-    path.write_text(path.read_text().replace(str(5 * GIB), "-1"))
-
-
-def _writable(world: World) -> None:
-    (world.prefix / "limits").chmod(0o666)
-
-
-def _nobodys(world: World) -> None:
-    if os.geteuid():
-        pytest.skip("giving a file away needs root")
-    os.chown(world.prefix / "limits", 65534, 65534)
-
-
-def _gone(world: World) -> None:
-    (world.prefix / "limits").unlink()
-
-
-def _no_region(world: World) -> None:
-    world.region.path.write_bytes(b"garbage")
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [_garbage, _cut_short, _zero, _negative, _writable, _nobodys, _gone, _no_region],
-    ids=lambda damage: damage.__name__.strip("_"),
-)
-def test_without_usable_limits_there_is_no_gpu_at_all(
-    world: World, damage: Callable[[World], None]
-) -> None:
-    damage(world)
-    assert world.ask(["init"], ["alloc", "a", 1]) == [NOT_READY, NOT_READY]
-    nvml = world.ask(["nvml"])[0]
-    assert isinstance(nvml, dict)
-    assert nvml["result"] != 0
-
-
-def test_new_limits_hold_from_the_next_allocation_on(world: World) -> None:
-    steps = (["start"], ["info"], ["sleep", 1], ["info"], ["alloc", "a", GIB])
-    with world.asking(*steps) as asked:
-        until(lambda: world.region.read().processes)
-        time.sleep(0.3)
-        world.limits = (GpuLimit(UUIDS[0], GIB // 2, 33),)
-        world.write_limits()
-        world.region.limits_changed()
-        answers = asked.answers()
-    assert answers[1:] == [
-        [0, 5 * GIB, 5 * GIB],
-        0,
-        [0, GIB // 2, GIB // 2],
-        OUT_OF_MEMORY,
-    ]
-
-
-# ---------------------------------------------------------------- the resolver
-
-
-def test_the_resolver_gives_the_variant_that_the_driver_chose(world: World) -> None:
-    """HAMi-core #233: cuCtxCreate at 3020, 11040, 12050 is _v2, _v3, _v4."""
-    questions = [
-        ("cuCtxCreate", 3020, 0, "cuCtxCreate_v2"),
-        ("cuCtxCreate", 11040, 0, "cuCtxCreate_v3"),
-        ("cuCtxCreate", 12050, 0, "cuCtxCreate_v4"),
-        ("cuCtxCreate", 12049, 0, "cuCtxCreate_v3"),
-        ("cuMemAlloc", 12000, 0, "cuMemAlloc_v2"),
-        ("cuMemAllocAsync", 11020, 0, "cuMemAllocAsync"),
-        ("cuMemAllocAsync", 11020, 2, "cuMemAllocAsync_ptsz"),
-        ("cuMemcpyHtoD", 12000, 2, "cuMemcpyHtoD_v2_ptds"),
-        ("cuGetProcAddress", 11030, 0, "cuGetProcAddress"),
-        ("cuGetProcAddress", 12000, 0, "cuGetProcAddress_v2"),
-    ]
-    answers = world.ask(["init"], *(["resolved_is", *question] for question in questions))
-    assert answers[1:] == [True] * len(questions)
-
-
-def test_every_hook_is_what_the_resolver_answers(world: World) -> None:
-    questions = [
-        (hook.base, hook.version, 2 if hook.is_per_thread else 0, hook.symbol)
-        for hook in symbols.read("cuda")
-    ]
-    answers = world.ask(["init"], *(["resolved_is", *question] for question in questions))
-    wrong = [
-        question for question, is_ours in zip(questions, answers[1:], strict=True) if not is_ours
-    ]
-    # Between two of one version the driver takes the one that it lists last.
-    newest = {(base, version, flags): symbol for base, version, flags, symbol in questions}
-    assert [w for w in wrong if newest[w[0], w[1], w[2]] == w[3]] == []
-
-
-@pytest.mark.parametrize("trace", TRACES, ids=lambda trace: trace.stem)
-def test_what_each_runtime_asks_gets_the_drivers_choice_from_us(world: World, trace: Path) -> None:
-    """Recorded from cudart of CUDA 11.8, 12.9, 13.0 and 13.5 (see cudart/recorder.c)."""
-    first = "cuGetProcAddress" if trace.stem.startswith("11.") else "cuGetProcAddress_v2"
-    ask = ["replay", str(trace), first]
-    through = world.ask(["init"], ask)[1]
-    plain = world.prefix / "plain"
-    plain.mkdir()
-    (plain / "libcuda.so.1").write_bytes(world.libraries.fake_cuda.read_bytes())
-    (plain / "driver.conf").write_bytes((world.prefix / "driver.conf").read_bytes())
-    driver = world.ask(["init"], ask, LD_LIBRARY_PATH=str(plain))[1]
-    assert isinstance(through, list)
-    assert isinstance(driver, list)
-    hooked = {hook.symbol for hook in symbols.read("cuda")}
-    num_hooked = 0
-    for ours, theirs in zip(through, driver, strict=True):
-        # Result and variant are the driver's; what is hooked comes from the proxy.
-        assert ours[:3] == theirs[:3]
-        if ours[2]:
-            is_ours = ours[3] == str(world.libraries.cuda)
-            assert is_ours == (ours[2] in hooked), ours
-            num_hooked += is_ours
-    assert num_hooked > 90
-
-
-def test_the_resolvers_errors_are_the_drivers(world: World) -> None:
-    answers = world.ask(
-        ["init"], ["resolve", "", 12000], ["resolve", "cuNoSuchThing", 12000],
-        ["resolve", "cuMemAllocAsync", 5000],
-    )  # fmt: skip
-    assert answers[1:] == [[500, 0, 1], [500, 0, 1], [500, 0, 2]]
-
-
-# ---------------------------------------------------------------- the gate
-
-
-def test_a_call_waits_while_the_session_is_away_and_asks_for_it(make_world: MakeWorld) -> None:
-    world = make_world()
-    world.gate = str(world.prefix / "gate.sock")
-    world.write_limits()
-    world.region.set_state(State.SWAPPED_OUT)
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
-        listener.bind(world.gate)
-        listener.settimeout(20)
-        with world.asking(["start"], ["alloc", "a", 1024]) as waiting:
-            asked = listener.recv(1000).decode()
-            assert asked == f"allot-gate/1 session-1 {waiting.pid}\n"
-            assert world.region.read().num_held == 1
-            assert world.region.last_call_s() is not None
-            time.sleep(0.1)
-            assert waiting.process.poll() is None
-            world.region.set_state(State.RUNNING)
-            began = time.monotonic()
-            assert waiting.answers() == [[0, 0, 0], 0]
-            assert time.monotonic() - began < 1
-    assert world.region.read().num_held == 0
-    assert world.region.read().num_wakes >= 1
-
-
-def test_a_call_of_a_lost_session_fails_instead_of_waiting(world: World) -> None:
-    world.region.set_state(State.FAILED)
-    assert world.ask(["init"], ["alloc", "a", 1]) == [0, ILLEGAL_STATE]

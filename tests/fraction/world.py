@@ -23,6 +23,8 @@ from scheduling.agent.fraction.limits import GpuLimit, Limits
 from scheduling.agent.fraction.region import Region
 
 GIB, MIB = 2**30, 2**20
+# Results of the driver.
+OUT_OF_MEMORY, NOT_READY, ILLEGAL_STATE = 2, 802, 401
 T4_USABLE = 14_917 * MIB
 UUIDS = tuple(f"GPU-5f0c0000-0000-4000-8000-00000000000{index}" for index in range(4))
 CALLER = Path(__file__).parent / "caller.py"

@@ -11,7 +11,7 @@ from django.test import Client
 
 from projects import tokens
 from projects.models import AuditEntry, Project, User
-from tests.web.organisation import Organisation, make_organisation
+from tests.web.organisation import Organisation
 
 pytestmark = pytest.mark.django_db
 
@@ -30,11 +30,6 @@ FORM = {
     "idle_last_warning_s": "5",
     "idle_max_extension_s": "8",
 }
-
-
-@pytest.fixture
-def organisation(db: None) -> Organisation:
-    return make_organisation()
 
 
 def browser(user: User, language: str = "en") -> Client:
@@ -240,6 +235,3 @@ def test_a_body_that_is_no_object_is_refused(organisation: Organisation) -> None
 def test_the_schema_refuses_it_too(organisation: Organisation, values: dict[str, Any]) -> None:
     with pytest.raises(IntegrityError), transaction.atomic():
         Project.objects.update(**values)
-
-
-# ---------------------------------------------------------------- a session by the rule

@@ -23,17 +23,12 @@ from scheduling.services.ending import watch_ending
 from scheduling.services.idleness import watch_idle
 from scheduling.states import state_of
 from tests.factories import make_member
-from tests.lending_scene import Scene, make_scene
-from tests.scheduling.conftest import Organisation
+from tests.lending_scene import Scene
+from tests.lending_scene import scene as scene
 from tests.scheduling.conftest import organisation as organisation
 from tests.web.test_swap_pages import client_of, page_of
 
 pytestmark = pytest.mark.django_db
-
-
-@pytest.fixture
-def scene(organisation: Organisation) -> Scene:
-    return make_scene(organisation)
 
 
 def says(page: str) -> dict[str, str]:

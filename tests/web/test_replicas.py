@@ -16,20 +16,9 @@ from scheduling.agent import protocol
 from scheduling.cycle import run_cycle
 from scheduling.models import Attempt, Phase, Workload
 from tests.factories import submitted, training_spec
-from tests.web.organisation import Organisation, make_organisation, session_values, training_values
+from tests.web.organisation import Organisation, session_values, training_values
 
 pytestmark = pytest.mark.django_db
-
-
-@pytest.fixture
-def organisation(db: None) -> Organisation:
-    return make_organisation()
-
-
-@pytest.fixture
-def vera(client: Client, organisation: Organisation) -> Client:
-    client.force_login(organisation.vera)
-    return client
 
 
 def started(organisation: Organisation, **changes: object) -> Workload:

@@ -21,17 +21,12 @@ from scheduling.services import ActionRefusedError, swap_out, wake
 from scheduling.services.idleness import watch_idle
 from scheduling.states import STATES, state_of
 from tests.factories import make_member
-from tests.lending_scene import GIB, Scene, make_scene
-from tests.scheduling.conftest import Organisation
+from tests.lending_scene import GIB, Scene
+from tests.lending_scene import scene as scene
 from tests.scheduling.conftest import organisation as organisation
 from tests.serving import served
 
 pytestmark = pytest.mark.django_db
-
-
-@pytest.fixture
-def scene(organisation: Organisation) -> Scene:
-    return make_scene(organisation)
 
 
 def client_of(user: User, language: str = "en") -> Client:

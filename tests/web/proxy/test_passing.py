@@ -6,190 +6,36 @@ was sent.
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from asgiref.sync import sync_to_async
 from django.conf import settings
-from django.contrib.sessions.models import Session
-from django.test import Client as Browser
-from django.utils import timezone
-from websockets.asyncio.client import connect
-from websockets.asyncio.server import ServerConnection, unix_serve
 from websockets.exceptions import ConnectionClosed, InvalidStatus
-from websockets.typing import Subprotocol
 
 from config.asgi import application as web_process
-from projects.models import Membership, Project, Role, User, WorkloadKind
-from scheduling.agent import kernel_messages
+from projects.models import Membership, Role, User, WorkloadKind
 from scheduling.agent.forward import SERVER_OPTIONS
-from scheduling.agent.relay import RELAY_SERVER_OPTIONS, SessionEndpoint, create_app
-from scheduling.models import Attempt, AttemptPhase, Node, Phase, Workload, Zone
-from scheduling.proxy import SessionProxy
+from scheduling.agent.relay import SessionEndpoint
+from scheduling.models import Attempt, Phase, Workload
 from scheduling.proxy import application as session_proxy
-from scheduling.proxy.access import Refusal, SessionTarget, Why, find_session
 from tests.jupyter import (
     KERNEL_PROTOCOL,
-    execution,
-    pack_v1,
     run_cell,
     running_jupyter,
-    unpack_v1,
 )
-from tests.serving import Host, TalkingUpstream, served
+from tests.serving import TalkingUpstream, served
+from tests.web.proxy.world import MIB, NAVIGATION, World, header, log_in, make_workload
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-MIB = 2**20
 JUPYTER_WORKLOAD = uuid.UUID("6f0e3c1c-5a8d-4d55-9f3e-2b8f7c1d0a11")
-NAVIGATION = {"Accept": "text/html", "Sec-Fetch-Mode": "navigate"}
-
-
-# ---------------------------------------------------------------- the world
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("proxy")
-
-
-@pytest.fixture(scope="module")
-def upstream(folder: Path) -> Iterator[TalkingUpstream]:
-    app = TalkingUpstream()
-    with served(app, folder / "u.sock", **SERVER_OPTIONS):
-        yield app
-
-
-@pytest.fixture(scope="module")
-def host(folder: Path) -> Iterator[Host]:
-    host = Host()
-    with served(create_app(host), folder / "r.sock", **RELAY_SERVER_OPTIONS):
-        yield host
-
-
-@pytest.fixture(scope="module")
-def port() -> Iterator[int]:
-    """The web process, as far as sessions are concerned."""
-    app = SessionProxy(recheck_s=0.1)
-    with served(app, proxy_headers=False, **SERVER_OPTIONS) as port:
-        yield port
-
-
-@dataclass(frozen=True, slots=True)
-class World:
-    """A running session, its owner, and the owner's browser."""
-
-    port: int
-    host: Host
-    owner: User
-    workload: Workload
-    attempt: Attempt
-    login: str
-
-    @property
-    def path(self) -> str:
-        return f"/s/{self.workload.pk}"
-
-    @property
-    def origin(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
-
-    def browser(self, login: str | None = "", **headers: str) -> httpx.AsyncClient:
-        """A browser with the owner's login, another's, or none (None)."""
-        client = httpx.AsyncClient(base_url=self.origin, headers=headers, timeout=30)
-        if login is not None:
-            client.cookies.set(settings.SESSION_COOKIE_NAME, login or self.login)
-        return client
-
-    def open_socket(self, path: str = "/ws", login: str | None = "", **options: Any) -> connect:
-        headers = {}
-        if login is not None:
-            headers["Cookie"] = f"{settings.SESSION_COOKIE_NAME}={login or self.login}"
-        return connect(
-            f"ws://127.0.0.1:{self.port}{self.path}{path}",
-            **{
-                "origin": self.origin,
-                "additional_headers": headers,
-                "max_size": None,
-                "proxy": None,
-                **options,
-            },
-        )
-
-
-def log_in(user: User) -> str:
-    browser = Browser()
-    browser.force_login(user)
-    return browser.cookies[settings.SESSION_COOKIE_NAME].value
-
-
-def make_workload(owner: User, node: Node, **fields: Any) -> Workload:
-    now = timezone.now()
-    workload = Workload.objects.create(
-        **{
-            "name": "notebook",
-            "project": Project.objects.get(),
-            "owner": owner,
-            "kind": WorkloadKind.INTERACTIVE,
-            "cpu_milli": 1000,
-            "memory_mib": 512,
-            "is_preemptible": False,
-            "phase": Phase.RUNNING,
-            "phase_changed_at": now,
-            "submitted_at": now,
-            **fields,
-        }
-    )
-    workload.current = Attempt.objects.create(
-        workload=workload,
-        number=1,
-        node=node,
-        phase=AttemptPhase.RUNNING,
-        is_ready=True,
-        placed_at=now,
-    )
-    workload.save()
-    return workload
-
-
-@pytest.fixture
-def make_world(port: int, host: Host, folder: Path) -> Callable[..., World]:
-    def make(workload_id: uuid.UUID, endpoint: SessionEndpoint) -> World:
-        project = Project.objects.create(name="vision")
-        owner = User.objects.create_user("ann", password="ann")
-        Membership.objects.create(user=owner, project=project, role=Role.RESEARCHER)
-        zone = Zone.objects.create(
-            name="here", relay_url=f"unix:{folder / 'r.sock'}", relay_secret=host.secret
-        )
-        node = Node.objects.create(name="n1", zone=zone, cpu_milli=4000, memory_mib=8192)
-        workload = make_workload(owner, node, id=workload_id)
-        attempt = workload.current
-        assert attempt is not None
-        host.sessions[str(attempt.pk)] = endpoint
-        return World(port, host, owner, workload, attempt, log_in(owner))
-
-    return make
-
-
-@pytest.fixture
-def world(
-    make_world: Callable[..., World], upstream: TalkingUpstream, folder: Path
-) -> Iterator[World]:
-    yield make_world(uuid.uuid4(), SessionEndpoint(folder / "u.sock", "jupyters-token"))
-    upstream.extra_headers.clear()
-
-
-def header(seen: list[list[str]], name: str) -> list[str]:
-    return [value for key, value in seen if key == name]
 
 
 # ---------------------------------------------------------------- who may pass
@@ -421,181 +267,6 @@ async def test_a_large_message_and_the_way_it_closes_pass_both_hops(
         with pytest.raises(ConnectionClosed):
             await socket.recv()
         assert (socket.close_code, socket.close_reason) == (4321, "ключ")
-
-
-# ---------------------------------------------------------------- until access ends
-
-
-def give_away(world: World) -> None:
-    world.workload.owner = User.objects.create_user("eve")
-    world.workload.save()
-
-
-def log_out(world: World) -> None:
-    Session.objects.filter(pk=world.login).delete()
-
-
-def change_password(world: World) -> None:
-    world.owner.set_password("other")
-    world.owner.save()
-
-
-def deactivate(world: World) -> None:
-    User.objects.filter(pk=world.owner.pk).update(is_active=False)
-
-
-def leave_project(world: World) -> None:
-    Membership.objects.all().delete()
-
-
-def end(world: World) -> None:
-    Workload.objects.filter(pk=world.workload.pk).update(phase=Phase.COMPLETED)
-
-
-@pytest.mark.parametrize(
-    ("revoke", "code"),
-    [
-        (give_away, 4403),
-        (log_out, 4401),
-        (change_password, 4401),
-        (deactivate, 4401),
-        (leave_project, 4403),
-        (end, 4503),
-    ],
-)
-async def test_what_is_open_closes_when_access_ends(
-    world: World, upstream: TalkingUpstream, revoke: Callable[[World], None], code: int
-) -> None:
-    async with (
-        world.browser() as browser,
-        browser.stream("GET", f"{world.path}/hang") as stream,
-        world.open_socket() as socket,
-    ):
-        lines = stream.aiter_raw()
-        assert await anext(lines) == b"first\n"
-        await sync_to_async(revoke)(world)
-        with pytest.raises(ConnectionClosed):
-            await asyncio.wait_for(socket.recv(), 20)
-        assert socket.close_code == code
-        with pytest.raises(httpx.RemoteProtocolError):
-            await asyncio.wait_for(anext(lines), 20)
-    async with world.browser() as browser:
-        assert (await browser.get(f"{world.path}/")).status_code in {401, 403, 503}
-
-
-async def test_a_session_that_is_not_ready_for_a_moment_keeps_what_is_open(world: World) -> None:
-    async with world.open_socket() as socket, world.browser() as browser:
-        await Attempt.objects.filter(pk=world.attempt.pk).aupdate(is_ready=False)
-        while (await browser.get(f"{world.path}/echo")).status_code != 503:
-            await asyncio.sleep(0.1)
-        await socket.send("still here")
-        assert await socket.recv() == "still here"
-        await sync_to_async(give_away)(world)
-        with pytest.raises(ConnectionClosed):
-            await asyncio.wait_for(socket.recv(), 20)
-        assert (socket.close_code, socket.close_reason) == (4403, "not your session")
-
-
-# ---------------------------------------------------------------- when something is away
-
-
-async def test_an_agent_that_is_away_is_said_in_words(world: World, folder: Path) -> None:
-    await Zone.objects.aupdate(relay_url=f"unix:{folder / 'nobody.sock'}")
-    async with world.browser() as browser:
-        page = await browser.get(f"{world.path}/lab", headers=NAVIGATION)
-        script = await browser.get(f"{world.path}/api")
-    assert (page.status_code, script.status_code) == (503, 503)
-    assert "<h1>The session does not answer</h1>" in page.text
-    assert script.text.startswith("The session does not answer.")
-    assert "Traceback" not in page.text + script.text
-    with pytest.raises(InvalidStatus) as refused:
-        await world.open_socket()
-    assert refused.value.response.status_code == 503
-
-
-@pytest.mark.parametrize("framing", ["", KERNEL_PROTOCOL], ids=["json", "v1"])
-@pytest.mark.parametrize("is_back", [False, True], ids=["held", "back"])
-async def test_a_cell_held_by_an_agent_that_dies_is_said_not_to_have_run(
-    world: World, folder: Path, framing: str, is_back: bool
-) -> None:
-    """What ran before it, or passed on to the kernel already, is not spoken of."""
-
-    async def relay(socket: ServerConnection) -> None:
-        asked = []
-        async for raw in socket:
-            read = kernel_messages.read(raw, socket.subprotocol)
-            assert read is not None
-            asked.append(read.header)
-            if len(asked) == 3:
-                break
-        for is_held in (True, False) if is_back else (True,):
-            content = {"name": "stderr", "text": "…"}
-            await socket.send(
-                kernel_messages.answer(
-                    asked[1], "stream", content, subprotocol=socket.subprotocol, is_held=is_held
-                )
-            )
-        await socket.send("nothing of Jupyter's")
-        socket.transport.abort()
-
-    path = folder / "dying.sock"
-    protocols = [Subprotocol(KERNEL_PROTOCOL)] if framing else None
-    async with unix_serve(relay, str(path), subprotocols=protocols):
-        await Zone.objects.aupdate(relay_url=f"unix:{path}")
-        headers = {
-            "Cookie": f"{settings.SESSION_COOKIE_NAME}={world.login}",
-            "Accept-Language": "ru",
-        }
-        async with world.open_socket(
-            "/api/kernels/k/channels",
-            additional_headers=headers,
-            subprotocols=[framing] if framing else None,
-        ) as socket:
-            cells = [execution(code) for code in ("a", "b", "c")]
-            for cell in cells:
-                await socket.send(pack_v1(cell) if framing else json.dumps(cell))
-            seen = []
-            with suppress(ConnectionClosed):
-                while True:
-                    raw = await socket.recv()
-                    if raw != "nothing of Jupyter's":
-                        seen.append(unpack_v1(raw) if isinstance(raw, bytes) else json.loads(raw))
-            assert socket.close_code == 1014
-    said = [
-        (each["parent_header"]["msg_id"], each["header"]["msg_type"])
-        for each in seen
-        if each["header"]["msg_type"] != "stream"
-    ]
-    kinds = ("error", "execute_reply", "status")
-    lost = [] if is_back else [cell["header"]["msg_id"] for cell in cells[1:]]
-    assert said == [(name, kind) for name in lost for kind in kinds]
-    for each in seen:
-        if each["header"]["msg_type"] == "error":
-            assert "Ячейка не выполнялась" in each["content"]["traceback"][0]
-
-
-async def test_an_agent_with_a_new_secret_is_reached_as_soon_as_it_is_known(
-    world: World,
-) -> None:
-    async with world.browser() as browser:
-        assert (await browser.get(f"{world.path}/echo")).status_code == 200
-        await Zone.objects.aupdate(relay_secret="old")
-        before, world.host.secret = world.host.secret, "new"
-        try:
-            assert (await browser.get(f"{world.path}/echo")).status_code == 503
-            await Zone.objects.aupdate(relay_secret="new")
-            assert (await browser.get(f"{world.path}/echo")).status_code == 200
-        finally:
-            world.host.secret = before
-
-
-def test_the_lookup_takes_a_fixed_number_of_queries(
-    world: World, django_assert_num_queries: Any
-) -> None:
-    # The login session, the person, the workload with its node's zone, the membership.
-    with django_assert_num_queries(4):
-        assert isinstance(find_session(world.login, world.workload.pk), SessionTarget)
-    assert find_session("none", world.workload.pk) == Refusal(Why.LOGIN)
 
 
 # ---------------------------------------------------------------- a real JupyterLab
