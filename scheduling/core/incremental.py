@@ -6,7 +6,7 @@ it: its request is summed up the tree, the shares of the resources it asks for a
 the steps of the cycle are taken for it alone.
 
 Why that is right: in the kept state everything else that waits has failed at every step. A
-newcomer can change that only by what this module looks at: shares that rise (their projects may
+newcomer can change that only by what `others` looks at: shares that rise (their projects may
 claim more) or fall (their projects may lose more), and what the newcomer then holds (its own
 project may lose more). Whoever could profit is tried for real; if one would succeed, the newcomer
 has its answer only where that cannot change it (`contest`), else `arrive` gives up and a full cycle
@@ -28,13 +28,12 @@ from scheduling.core.contest import claim_in_turn, is_certain
 from scheduling.core.cycle import Cycle, without_collector
 from scheduling.core.decisions import Decision, Hold, Plan, ProjectNumbers
 from scheduling.core.demand import Item
-from scheduling.core.ordering import Batch, WorkloadKey, workload_key
+from scheduling.core.ordering import WorkloadKey, workload_key
+from scheduling.core.others import MAX_TRIED, Others
 from scheduling.core.passes import Attempt, likeness
 from scheduling.core.queue_places import queue_of
-from scheduling.core.reclaim import ReclaimVictims, may_claim
 from scheduling.core.rules import CONSOLIDATE, PREEMPT, RECLAIM, Rule
-from scheduling.core.search import Effort, give_up
-from scheduling.core.stakes import Shares, borrowers, losing_by, sides_of, was_bound
+from scheduling.core.stakes import Shares, borrowers
 from scheduling.core.state import State
 from scheduling.core.types import (
     Policy,
@@ -46,9 +45,6 @@ from scheduling.core.types import (
     Workload,
     WorkloadId,
 )
-
-MAX_TRIED = 200
-"""So many others are tried for one newcomer; with more, a full cycle is the cheaper answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,15 +104,7 @@ class WarmPlanner:
         """Note who could claim, who waits where, and until when time alone changes nothing."""
         cycle = self._cycle
         cycle.prospects.prepare()
-        self._by_account: dict[Account, list[Batch]] = {}
-        for batch in cycle.passes.batches.values():
-            self._by_account.setdefault(batch.first.account, []).append(batch)
-        may_reclaim = cycle.claim_by(RECLAIM).is_worth_trying
-        self._claimants = {
-            account: claimants
-            for account, batches in self._by_account.items()
-            if (claimants := [batch for batch in batches if may_reclaim(batch.first)])
-        }
+        self._others = Others(cycle)
         self._queues: dict[tuple[str, int], list[WorkloadKey]] = {}
         self._asking: dict[Account, list[Item]] = {}
         for item in self._state.items:
@@ -165,7 +153,7 @@ class WarmPlanner:
 
     def is_valid(self, now_s: float) -> bool:
         """Whether time alone has changed nothing by now."""
-        return self.is_warm and now_s < self._valid_until_s
+        return self.is_warm and now_s < min(self._valid_until_s, self._others.protected_until_s)
 
     def workload(self, name: WorkloadId) -> Workload:
         """One of the kept state, as it was planned with."""
@@ -192,7 +180,7 @@ class WarmPlanner:
     def _is_simple(self, workload: Workload, now_s: float) -> bool:
         state = self._state
         return (
-            now_s < self._valid_until_s
+            self.is_valid(now_s)
             and workload.project in state.accounts.by_id
             and bool(workload.replicas)
             and all(r.state is ReplicaState.PENDING and r.held is None for r in workload.replicas)
@@ -219,11 +207,11 @@ class WarmPlanner:
         risen, fallen = self._divide_anew(r for r, _ in item.shape.first)
         if self.has_loans:
             return self._start_beside_loans(item, [*item.account.path, *risen, *fallen])
-        is_alone = self._others_fail(risen, fallen)
+        is_alone = self._others.fail(risen, fallen)
         self._place(item)
-        is_alone = is_alone and self._nobody_gains(item)
+        is_alone = is_alone and self._others.nobody_gains(item)
         if item.pending and is_alone:
-            is_alone = self._claim(item) and self._nobody_gains(item)
+            is_alone = self._claim(item) and self._others.nobody_gains(item)
         elif item.pending and (item.running or not self._claim_first(item, risen, fallen)):
             return None
         if not is_alone and not is_certain(item):
@@ -236,7 +224,7 @@ class WarmPlanner:
             return increment
         is_protected = self._settle_in(item, now_s)
         # What is protected from now on is spared, and a search may find what it did not before.
-        is_settled = not is_protected or self._nobody_could_take(borrowers(item))
+        is_settled = not is_protected or self._others.nobody_could_take(borrowers(item))
         return replace(increment, is_settled=is_settled and self._move_request(item))
 
     def _start_beside_loans(self, item: Item, touched: Sequence[Account]) -> Increment | None:
@@ -274,7 +262,7 @@ class WarmPlanner:
         for level in item.account.path:
             for r in changed:
                 level.requested[r] += changes[r]
-        return self._others_fail(*self._divide_anew(changed))
+        return self._others.fail(*self._divide_anew(changed))
 
     def _divide_anew(self, resources: Iterable[int]) -> tuple[Shares, Shares]:
         """Set the shares of these resources; those that rose, and those that fell."""
@@ -292,96 +280,6 @@ class WarmPlanner:
         if risen or fallen:
             self._cycle.prospects.forget_order()
         return risen, fallen
-
-    # What it changes for others.
-
-    def _others_fail(self, risen: Shares, fallen: Shares) -> bool:
-        """Whether everybody else fails still under the new shares."""
-        gaining = self._gaining(risen)
-        for batch in gaining:
-            account = batch.first.account
-            self._claimants[account] = self._by_account[account]
-        own = [batch for batch in gaining if batch.first.account in risen]
-        return (
-            self._fail(own, PREEMPT)
-            and self._fail(gaining)
-            and self._nobody_could_take(losing_by(risen, fallen))
-        )
-
-    def _gaining(self, risen: Shares) -> list[Batch]:
-        """What a share that has risen was in the way of."""
-        return [
-            batch
-            for account, batches in self._by_account.items()
-            if any(level in risen for level in account.path)
-            for batch in batches
-            if was_bound(batch.first, risen)
-        ]
-
-    def _nobody_could_take(self, losing: Mapping[Account, set[int]]) -> bool:
-        """Whether all fail who might take something from these, of what they hold beyond quota."""
-        return not losing or self._fail(self._takers(losing))
-
-    def _takers(self, losing: Mapping[Account, set[int]]) -> Iterator[Batch]:
-        for account, batches in self._claimants.items():
-            if sides := sides_of(account, losing):
-                yield from (batch for batch in batches if self._may_take(batch.first, sides))
-
-    def _nobody_gains(self, item: Item) -> bool:
-        """Whether nobody could take anything because of what a newcomer got: from its project,
-        which borrows more, or inside it, where more beyond its share may change hands."""
-        account = item.account
-        got = {r for placed in (*item.running, *item.held) for r, _ in placed.amounts}
-        is_beyond = any(account.allocated[r] > account.fair[r] for r in got)
-        return self._nobody_could_take(borrowers(item)) and (
-            not is_beyond or self._fail(self._by_account.get(account, ()), PREEMPT)
-        )
-
-    def _may_take(self, item: Item, sides: Mapping[Account, set[int]]) -> bool:
-        """Whether a workload asks for what a side has too much of, and that side may lose to it."""
-        cycle = self._cycle
-        for option in item.shape.options:
-            wanted = [
-                side for side, over in sides.items() if any(r in over for r, _ in option.amounts)
-            ]
-            if wanted and option.is_possible and may_claim(item, option):
-                source = ReclaimVictims(cycle.state, cycle.prospects, item, option, Effort())
-                if any(source.may_take_from(side) for side in wanted):
-                    return True
-        return False
-
-    def _fail(self, batches: Iterable[Batch], rule: Rule = RECLAIM) -> bool:
-        """Whether none of these would get anything by a rule now."""
-        cycle, tried = self._cycle, set[object]()
-        is_worth_trying = cycle.claim_by(rule).is_worth_trying
-        for batch in batches:
-            item = batch.first
-            priority = item.priority if rule is PREEMPT else 0
-            alike = (item.account.id, item.shape.number, item.num_next, item.is_preemptible)
-            key = (alike, priority, item.chosen_type)
-            if key in tried or not is_worth_trying(item):
-                continue
-            tried.add(key)
-            if len(tried) > MAX_TRIED or self._would_get(item, rule):
-                return False
-        return True
-
-    def _would_get(self, item: Item, rule: Rule) -> bool:
-        """Whether a claim succeeds, as things stand; it is not kept."""
-        cycle, effort = self._cycle, Effort()
-        for option in item.options():
-            if option.is_possible:
-                found = rule.claim(cycle.state, cycle.prospects, item, option, effort)
-                if found is not None:
-                    give_up(cycle.state, item, found)
-                    return True
-        self._note(effort)
-        return False
-
-    def _note(self, effort: Effort | None) -> None:
-        """What was in somebody's way for a time only holds until then."""
-        if effort is not None and effort.protected_until is not None:
-            self._valid_until_s = min(self._valid_until_s, effort.protected_until)
 
     # What it gets.
 
@@ -402,11 +300,12 @@ class WarmPlanner:
         placed, alike = len(item.running), likeness(item)
         self._claim_by(CONSOLIDATE, item)
         self._claim_by(RECLAIM, item)
-        is_alone = not item.pending or self._nobody_gains(item)
+        is_alone = not item.pending or self._others.nobody_gains(item)
         if is_alone:
             self._claim_by(PREEMPT, item)
         for effort in (cycle.efforts.get(alike), cycle.efforts.get(likeness(item))):
-            self._note(effort)
+            if effort is not None and effort.protected_until is not None:
+                self._valid_until_s = min(self._valid_until_s, effort.protected_until)
         cycle.prospects.enter(item, item.running[placed:])
         return is_alone
 
@@ -423,14 +322,17 @@ class WarmPlanner:
         self._claim_by(CONSOLIDATE, item)
         if not item.pending:
             return True
-        gaining = {*self._gaining(risen), *self._takers(losing_by(risen, fallen))}
+        gaining = self._others.gaining(risen, fallen)
         if item.running or item.held or len(item.pending) > item.num_next:
             return False
         if len(gaining) > MAX_TRIED:
             return False
-        waiting = [batch for batches in self._by_account.values() for batch in batches]
         return claim_in_turn(
-            self._cycle, item, waiting, gaining, lambda other: self._would_get(other, RECLAIM)
+            self._cycle,
+            item,
+            self._others.waiting(),
+            gaining,
+            lambda other: self._others.would_get(other, RECLAIM),
         )
 
     def _conclude(self, item: Item, touched: Sequence[Account]) -> Increment:
@@ -471,7 +373,7 @@ class WarmPlanner:
         elif item.held:
             cycle.prospects.update(item, [], [placed.spot for placed in item.held])
         if item.pending:
-            self._join(item)
+            self._others.join(item)
         return is_protected
 
     def _protect(self, item: Item) -> bool:
@@ -480,14 +382,6 @@ class WarmPlanner:
         if is_protected:
             self._valid_until_s = min(self._valid_until_s, until_s)
         return is_protected
-
-    def _join(self, item: Item) -> None:
-        batch = self._cycle.passes.batch_of(item)
-        if not batch.entries:
-            self._by_account.setdefault(item.account, []).append(batch)
-            self._claimants.setdefault(item.account, []).append(batch)
-        batch.add(item)
-        batch.entries.sort()
 
 
 def _try(attempt: Attempt, item: Item) -> None:
