@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import secrets
+import shlex
 import time
 from argparse import ArgumentParser
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
+from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -16,13 +19,22 @@ from django.utils import timezone
 from projects.models import User
 from scheduling.analytics import answer, keeping, query
 from scheduling.analytics.metrics import METRICS, Group
+from scheduling.management import first_start
 from scheduling.management.benches.database import own_servers, sizes
-from scheduling.management.benches.figures import Bench, Report, at_least, figure, repeat
+from scheduling.management.benches.figures import (
+    Bench,
+    Report,
+    at_least,
+    figure,
+    new_folder,
+    repeat,
+)
 from scheduling.management.benches.year import Year, build, counted
 
 TARGET_S = 0.3
 TARGET_YEAR_GB = 60
 ZONE = "Europe/Moscow"
+LOGIN = "bench"
 
 # A sample every 5 s, roll-ups per minute and quarter-hour; a workload per GPU and a node per eight.
 RAW_DAYS, MINUTE_DAYS = 2, 30
@@ -75,8 +87,10 @@ CHARTS = (
 
 
 def _measure(options: Mapping[str, Any]) -> Report:
-    with own_servers():
-        admin = User.objects.create_superuser("bench")
+    keep: Path | None = options["keep"]
+    password = secrets.token_urlsafe(9)
+    with own_servers(keep):
+        admin = User.objects.create_superuser(LOGIN, password=password)
         started = time.monotonic()
         year = build(options["gpus"], options["days"], options["seed"])
         built_s = time.monotonic() - started
@@ -95,6 +109,9 @@ def _measure(options: Mapping[str, Any]) -> Report:
         figures["slowest_s"] = {**slowest[1]}
         figures["keep_day_s"] = figure([kept_s], "s")
         figures |= _room(options["gpus"], options["days"])
+    if keep:
+        login = f"  {LOGIN:<8} {password:<14} administrator"
+        first_start.keep_secret(keep / "logins.txt", f"Login to the year:\n{login}")
     return Report(
         params={
             **{name: options[name] for name in ("gpus", "days", "seed")},
@@ -102,6 +119,7 @@ def _measure(options: Mapping[str, Any]) -> Report:
         },
         figures=figures,
         phases={"build": round(built_s, 1)},
+        note=f"To look at that year: ALLOT_VAR={shlex.quote(str(keep))} make run" if keep else "",
     )
 
 
@@ -151,6 +169,9 @@ def _add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--gpus", type=at_least(1), default=1000)
     parser.add_argument("--days", type=at_least(1), default=365)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument(
+        "--keep", type=new_folder, metavar="FOLDER", help="leave the year there, to look at"
+    )
 
 
 BENCHES = {

@@ -8,6 +8,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,21 +22,28 @@ from scheduling.management import embedded, processes
 
 
 @contextmanager
-def own_servers() -> Iterator[int]:
+def own_servers(keep: Path | None = None) -> Iterator[int]:
     """Start PostgreSQL and Valkey in a folder that goes when they end, and make all tables.
+
+    Args:
+        keep: A new data folder, as `ALLOT_VAR` names it, that stays unless something fails.
 
     Yields:
         PostgreSQL's process id, for `cpu_s`.
     """
     folder = Path(tempfile.mkdtemp(prefix="allot-bench-"))
+    data = replace(settings.ALLOT, var=keep or folder)
+    data.var.mkdir(parents=True, exist_ok=True)
     # The server may run as another user.
-    folder.chmod(0o711)
+    for passed in (folder, data.var):
+        passed.chmod(0o711)
     programs = (
-        embedded.Postgres(folder / "data", folder / "pg").program(),
-        embedded.Valkey(folder / "valkey", folder / "valkey.sock").program(),
+        embedded.Postgres(data.postgres_dir, folder / "pg").program(),
+        embedded.Valkey(data.valkey_dir, folder / "valkey.sock").program(),
     )
     started: list[tuple[processes.Program, subprocess.Popen[bytes]]] = []
     before = dict(connection.settings_dict)
+    is_kept = False
     try:
         for program in programs:
             log = folder / f"{program.name}.log"
@@ -44,13 +52,15 @@ def own_servers() -> Iterator[int]:
         _use(folder)
         call_command("migrate", verbosity=0)
         yield started[0][1].pid
+        is_kept = keep is not None
     finally:
         connection.close()
         connection.close_pool()  # type: ignore[attr-defined]  # PostgreSQL has one
         connection.settings_dict.update(before)
         for program, process in reversed(started):
             processes.stop(program, process)
-        shutil.rmtree(folder, ignore_errors=True)
+        for gone in (folder, *([] if is_kept else [data.var])):
+            shutil.rmtree(gone, ignore_errors=True)
 
 
 def _use(folder: Path) -> None:

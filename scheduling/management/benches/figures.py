@@ -11,6 +11,7 @@ import time
 from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 FORMAT = "bench/1"
@@ -23,6 +24,16 @@ class Report:
     params: Mapping[str, object]
     figures: Mapping[str, Mapping[str, object]]
     phases: Mapping[str, float]
+    # What a person is told below the table.
+    note: str = ""
+
+
+def new_folder(text: str) -> Path:
+    """The type of an option that names a folder to be made."""
+    folder = Path(text).expanduser().absolute()
+    if folder.exists():
+        raise ArgumentTypeError(f"{folder} exists: name a folder that does not")
+    return folder
 
 
 def at_least(minimum: int) -> Callable[[str], int]:

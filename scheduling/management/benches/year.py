@@ -16,7 +16,15 @@ from django.db import connection, models
 from django.utils import timezone
 from psycopg import sql
 
-from projects.models import Department, NodeType, Project, QuotaChange, User, WorkloadKind
+from projects.models import (
+    Department,
+    GpuQuota,
+    NodeType,
+    Project,
+    QuotaChange,
+    User,
+    WorkloadKind,
+)
 from scheduling.analytics.intervals import Floats, Ints, cut
 from scheduling.analytics.usage import quarter_edges
 from scheduling.models import (
@@ -72,7 +80,7 @@ def build(gpus: int, days: int, seed: int) -> Year:
     until = timezone.now().astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
     since = until - timedelta(days=days)
     nodes = _nodes(-(-gpus // GPUS_PER_NODE), since)
-    people = _people(since)
+    people = _people(since, gpus)
     year = _workloads(nodes, people, (since, until), random)
     for day in range(days):
         _measure(year, since + timedelta(days=day), random)
@@ -132,8 +140,9 @@ def _nodes(count: int, since: datetime) -> list[Node]:
     return nodes
 
 
-def _people(since: datetime) -> list[tuple[int, int]]:
-    """(project, user) pairs; everybody has a quota of each node type."""
+def _people(since: datetime, gpus: int) -> list[tuple[int, int]]:
+    """(project, user) pairs; quotas of all projects add up to the cluster."""
+    quota_milli = 1000 * gpus // (len(TYPES) * NUM_PROJECTS)
     departments = [Department.objects.create(name=f"department-{n}") for n in range(4)]
     pairs = []
     for number in range(NUM_PROJECTS):
@@ -141,11 +150,11 @@ def _people(since: datetime) -> list[tuple[int, int]]:
             name=f"project-{number:02}", department=departments[number % 4]
         )
         for node_type in NodeType.objects.all():
-            QuotaChange.objects.create(
-                project=project, node_type=node_type, valid_from=since, gpu_milli=10_000
-            )
+            GpuQuota.objects.create(project=project, node_type=node_type, quota_milli=quota_milli)
         users = [User(username=f"user-{number}-{n}") for n in range(USERS_PER_PROJECT)]
         pairs += [(project.pk, user.pk) for user in User.objects.bulk_create(users)]
+    # The database has just noted them; they shall hold all the time.
+    QuotaChange.objects.update(valid_from=since)
     return pairs
 
 
@@ -291,6 +300,8 @@ def _rows_of_stage(node: Node, person: tuple[int, int]) -> None:
         ended_at="ended",
     )
     _like(wait, id="n + 1000", workload_id="workload", started_at="queued", ended_at="started")
+    for pattern in (wait, allocation, attempt, work):
+        pattern.delete()
     with connection.cursor() as cursor:
         cursor.execute(
             "INSERT INTO scheduling_deviceallocation"
@@ -337,6 +348,8 @@ def _measure(year: Year, day: datetime, random: np.random.Generator) -> None:
     held = np.flatnonzero((year.started < edges[-1]) & (year.ended > edges[0]))
     cuts = cut(year.started[held], year.ended[held], edges)
     number, count = held[cuts.item], len(cuts.item)
+    if not count:
+        return
     # A tenth of all do nothing.
     busy = (number % 10 > 0).astype(float)
     values = np.column_stack(

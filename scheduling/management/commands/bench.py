@@ -50,6 +50,8 @@ class Command(BaseCommand):
             )
         for name, seconds in report.phases.items():
             self.stdout.write(f"  {name:<16} {seconds:>10} s")
+        if report.note:
+            self.stdout.write(report.note)
 
 
 def all_benches() -> dict[str, Bench]:
