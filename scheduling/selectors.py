@@ -19,12 +19,12 @@ from projects import access
 from projects.models import NodeType, Project, Role, User
 from scheduling import formats
 from scheduling.bars import Bar
+from scheduling.lent import lent_now
 from scheduling.models import (
     ACTIVE_PHASES,
     WAITS,
     Allocation,
     Device,
-    Loan,
     Node,
     NodeState,
     PlannerStatus,
@@ -68,6 +68,7 @@ class TypeSummary:
     memory_mib: int
     allocated_memory_mib: int
     lent_milli: int = 0
+    beside_milli: int = 0
     free_by_node: tuple[tuple[int, int], ...] = field(default=())
 
     @property
@@ -82,7 +83,9 @@ class TypeSummary:
     def bar(self) -> Bar:
         """GPUs, or cores where there are none."""
         if self.has_gpu:
-            return gpu_bar(self.total_milli, self.allocated_milli, self.lent_milli)
+            return gpu_bar(
+                self.total_milli, self.allocated_milli, self.lent_milli, self.beside_milli
+            )
         label = _("%(allocated)s of %(total)s cores allocated") % {
             "allocated": formats.cores(self.allocated_cpu_milli),
             "total": formats.cores(self.cpu_milli),
@@ -94,12 +97,20 @@ class TypeSummary:
         return self.bar.label
 
 
-def gpu_bar(total_milli: int, allocated_milli: int, lent_milli: int = 0) -> Bar:
+def gpu_bar(
+    total_milli: int, allocated_milli: int, lent_milli: int = 0, beside_milli: int = 0
+) -> Bar:
     label = _("%(allocated)s of %(total)s GPU allocated") % {
         "allocated": formats.gpus(allocated_milli),
         "total": formats.gpus(total_milli),
     }
-    return Bar(total_milli, allocated_milli, _with_lent(label, lent_milli), lent=lent_milli)
+    label = _with_lent(label, lent_milli)
+    if beside_milli:
+        label = _("%(held)s, %(part)s used beside what is lent") % {
+            "held": label,
+            "part": formats.gpus(beside_milli),
+        }
+    return Bar(total_milli, allocated_milli, label, lent=lent_milli, beside=beside_milli)
 
 
 def _with_lent(text: str, lent_milli: int) -> str:
@@ -109,41 +120,11 @@ def _with_lent(text: str, lent_milli: int) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Lent:
-    """What is on loan now, in thousandths of a GPU: idle sessions hold it, trainings use it.
-
-    Attributes:
-        by_project: By the lender's project and the name of the node type.
-    """
-
-    by_device: Counter[str] = field(default_factory=Counter)
-    by_node: Counter[int] = field(default_factory=Counter)
-    by_project: Counter[tuple[int, str]] = field(default_factory=Counter)
-
-
-def lent_now() -> Lent:
-    """One query; from the moment that a device was free for the borrower until it is back."""
-    lent = Lent()
-    loans = Loan.objects.open().filter(lent_at__isnull=False)
-    for device, node, node_type, project, milli in loans.values_list(
-        "device",
-        "device__node",
-        "device__node__node_type__name",
-        "lender__workload__project",
-        "gpu_milli",
-    ):
-        lent.by_device[device] += milli
-        lent.by_node[node] += milli
-        lent.by_project[project, node_type or ""] += milli
-    return lent
-
-
-@dataclass(frozen=True, slots=True)
 class OnNode:
     """Devices of a node, and what is held there.
 
     Attributes:
-        num_free: Healthy devices of which nothing is held.
+        num_free: Healthy devices of which nothing is held, or used beside what is lent.
     """
 
     num_devices: int = 0
@@ -152,18 +133,21 @@ class OnNode:
     cpu_milli: int = 0
     memory_mib: int = 0
     lent_milli: int = 0
+    beside_milli: int = 0
 
 
 NOTHING_THERE = OnNode()
 
 
 def on_nodes() -> dict[int, OnNode]:
-    """By node; three queries. A node without devices and allocations is absent."""
+    """By node; five queries. A node without devices and allocations is absent."""
     found: dict[int, OnNode] = {}
+    lent = lent_now()
+    unused = Q(allocated_milli=0, is_healthy=True) & ~Q(pk__in=list(lent.beside_by_device))
     devices = Device.objects.values_list("node").annotate(
         count=Count("uuid"),
         allocated=Sum("allocated_milli"),
-        free=Count("uuid", filter=Q(allocated_milli=0, is_healthy=True)),
+        free=Count("uuid", filter=unused),
     )
     for node, *counts in devices.order_by():
         found[node] = OnNode(*counts)
@@ -173,8 +157,10 @@ def on_nodes() -> dict[int, OnNode]:
     ).order_by():
         there = found.get(node, NOTHING_THERE)
         found[node] = replace(there, cpu_milli=cpu, memory_mib=memory)
-    for node, lent in lent_now().by_node.items():
-        found[node] = replace(found[node], lent_milli=lent)
+    for node in {*lent.by_node, *lent.beside_by_node}:
+        found[node] = replace(
+            found[node], lent_milli=lent.by_node[node], beside_milli=lent.beside_by_node[node]
+        )
     return found
 
 
@@ -207,6 +193,7 @@ def _summary(node_type: NodeType, nodes: Sequence[tuple[Node, OnNode]]) -> TypeS
         memory_mib=sum(node.memory_mib for node, _there in nodes),
         allocated_memory_mib=sum(there.memory_mib for _node, there in nodes),
         lent_milli=sum(there.lent_milli for _node, there in nodes),
+        beside_milli=sum(there.beside_milli for _node, there in nodes),
         free_by_node=tuple(sorted(free.items(), reverse=True)),
     )
 

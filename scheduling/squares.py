@@ -1,4 +1,4 @@
-"""Every GPU as a square: who holds which part, whether that idles, and what it does now.
+"""Every GPU as a square: who holds which part, whether that idles or is lent, and its use now.
 
 Read whole once a second while anybody looks, then sent as differences (`scheduling.streams`). The
 numbers of a square are short because a thousand of them travel at a time.
@@ -7,14 +7,16 @@ numbers of a square are short because a thousand of them travel at a time.
 from __future__ import annotations
 
 import uuid
-from collections import defaultdict
-from collections.abc import Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from enum import IntEnum
 
 from django.db import connection
 
 from scheduling.analytics import idle
+from scheduling.lent import lent_now
 from scheduling.models import Device, DeviceAllocation, Node
 
 DEVICE_MILLI = 1000
@@ -26,14 +28,27 @@ Use = tuple[int | None, int | None, int | None, int | None]
 """Use in per cent, MiB of memory, degrees Celsius, watts; None is no data."""
 
 
+class PartState(IntEnum):
+    """How a part of a device is held; travels as its number.
+
+    What is lent is not idle: another's training uses it. `BESIDE` is room that this training uses
+    beside what it has on loan; nobody holds it.
+    """
+
+    HELD = 0
+    IDLE = 1
+    LENT = 2
+    BESIDE = 3
+
+
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What one workload holds of a device."""
+    """What one workload has of a device."""
 
     project: int
     workload: uuid.UUID
     milli: int
-    is_idle: bool
+    state: PartState
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +73,7 @@ class Totals:
     """Of the whole cluster, in thousandths of a GPU.
 
     Attributes:
+        held: Idle and lent parts included, room beside what is lent apart.
         used: Of the devices that were measured; None when none was.
     """
 
@@ -65,6 +81,8 @@ class Totals:
     held: int
     idle: int
     used: int | None
+    lent: int
+    beside: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +100,7 @@ class Picture:
 
 
 def picture(at: datetime, idle_allocations: frozenset[int]) -> Picture:
-    """Read the cluster as it is; four queries, however large it is."""
+    """Read the cluster as it is; seven queries at most, however large it is."""
     parts = _parts(idle_allocations)
     uses = _uses(at)
     squares = tuple(
@@ -96,14 +114,24 @@ def picture(at: datetime, idle_allocations: frozenset[int]) -> Picture:
 
 def totals_of(squares: tuple[Square, ...]) -> Totals:
     """Sums over all squares."""
-    held = [part for square in squares for part in square.parts]
+    sums = sums_of(part for square in squares for part in square.parts)
     used = [square.use[0] for square in squares if square.use[0] is not None]
     return Totals(
         total=len(squares) * DEVICE_MILLI,
-        held=sum(part.milli for part in held),
-        idle=sum(part.milli for part in held if part.is_idle),
+        held=sum(sums.values()) - sums[PartState.BESIDE],
+        idle=sums[PartState.IDLE],
         used=sum(used) * DEVICE_MILLI // 100 if used else None,
+        lent=sums[PartState.LENT],
+        beside=sums[PartState.BESIDE],
     )
+
+
+def sums_of(parts: Iterable[Part]) -> Counter[PartState]:
+    """Thousandths of a GPU by state."""
+    found: Counter[PartState] = Counter()
+    for part in parts:
+        found[part.state] += part.milli
+    return found
 
 
 def idle_now(at: datetime) -> frozenset[int]:
@@ -113,15 +141,22 @@ def idle_now(at: datetime) -> frozenset[int]:
 
 def _parts(idle_allocations: frozenset[int]) -> dict[str, tuple[Part, ...]]:
     found: dict[str, list[Part]] = defaultdict(list)
-    rows = DeviceAllocation.objects.filter(is_open=True).order_by("pk")
-    for device, milli, allocation, project, workload in rows.values_list(
+    lent = lent_now()
+    rows = DeviceAllocation.objects.filter(is_open=True, is_lent=False).order_by("pk")
+    for device, milli, allocation, attempt, project, workload in rows.values_list(
         "device_id",
         "gpu_milli",
         "allocation_id",
+        "allocation__attempt_id",
         "allocation__project_id",
         "allocation__workload_id",
     ):
-        found[device].append(Part(project, workload, milli, allocation in idle_allocations))
+        state = PartState.IDLE if allocation in idle_allocations else PartState.HELD
+        if (attempt, device) in lent.parts:
+            state = PartState.LENT
+        found[device].append(Part(project, workload, milli, state))
+    for one in lent.beside:
+        found[one.device].append(Part(one.project, one.workload, one.milli, PartState.BESIDE))
     return {device: tuple(parts) for device, parts in found.items()}
 
 

@@ -7,10 +7,10 @@ newest state later and never a queue.
 
     {"type": "squares", "at": 1790000000.5, "use": {"3.0": [41, 6144, 55, 120]},
      "parts": {"3.0": [[7, 500, 0]]}, "heard": {"3": 1790000000.1},
-     "totals": [8000, 500, 0, 410]}
+     "totals": [8000, 500, 0, 410, 0, 0]}
 
-`parts` are (project, thousandths, whether idle); project 0 is one whose name the reader may not
-see. `use` is that of `squares.Use`; null is no data.
+`parts` are (project, thousandths, `squares.PartState`); project 0 is one whose name the reader may
+not see. `use` is that of `squares.Use`; null is no data. `totals` are those of `squares.Totals`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import logging
 import weakref
 from collections import defaultdict
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 
 from channels.db import database_sync_to_async
 from django.db import Error as DatabaseError
@@ -180,7 +180,7 @@ class Board:
         viewer.seen = dict.fromkeys(viewer.seen, self.version)
         viewer.heard_version = self.version
         totals = picture.totals
-        sums = json.dumps([totals.total, totals.held, totals.idle, totals.used])
+        sums = json.dumps(astuple(totals))
         return (
             f'{{"type":"squares","at":{picture.at.timestamp():.3f},'
             f'"use":{{{",".join(text for text in uses if text)}}},'
@@ -218,7 +218,7 @@ class Board:
 
 def _shown(part: Part, named: Collection[int]) -> tuple[int, int, int]:
     project = part.project if part.project in named else 0
-    return project, part.milli, int(part.is_idle)
+    return project, part.milli, part.state
 
 
 _boards: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Board] = weakref.WeakKeyDictionary()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from django.contrib.auth.decorators import login_required
 from django.http import HttpResponse
@@ -12,10 +12,11 @@ from django.utils.translation import gettext as _
 from django.views.decorators.http import require_safe
 
 from projects import access
-from scheduling import formats, palette, squares
+from scheduling import palette, squares
 from scheduling.bars import Bar
 from scheduling.models import Node
 from scheduling.palette import Tint
+from scheduling.selectors import gpu_bar
 from scheduling.squares import Picture, Square, Totals
 from scheduling.views.pages import PageRequest, page
 
@@ -42,12 +43,8 @@ class NodeGroup:
         return len(self.squares) * squares.DEVICE_MILLI
 
     @property
-    def held_milli(self) -> int:
-        return sum(part.milli for square in self.squares for part in square.parts)
-
-    @property
-    def idle_milli(self) -> int:
-        return sum(part.milli for square in self.squares for part in square.parts if part.is_idle)
+    def totals(self) -> Totals:
+        return squares.totals_of(tuple(self.squares))
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +77,9 @@ def live(request: PageRequest) -> HttpResponse:
 
 
 def bar_of(totals: Totals) -> Bar:
-    """The whole cluster: used inside allocated."""
-    label = _("%(allocated)s of %(total)s GPU allocated") % {
-        "allocated": formats.gpus(totals.held),
-        "total": formats.gpus(totals.total),
-    }
-    return Bar(totals.total, totals.held, label, used=totals.used)
+    """The whole cluster: used inside allocated, what is lent dotted."""
+    bar = gpu_bar(totals.total, totals.held, totals.lent, totals.beside)
+    return replace(bar, used=totals.used)
 
 
 def _by_node(picture: Picture) -> list[NodeGroup]:
@@ -122,7 +116,7 @@ def _payload(picture: Picture, tints: dict[int, tuple[str, Tint]]) -> dict[str, 
         "use": {square.key: square.use for square in picture.squares},
         "parts": {
             square.key: [
-                [part.project if part.project in tints else 0, part.milli, int(part.is_idle)]
+                [part.project if part.project in tints else 0, part.milli, part.state]
                 for part in square.parts
             ]
             for square in picture.squares
@@ -132,7 +126,7 @@ def _payload(picture: Picture, tints: dict[int, tuple[str, Tint]]) -> dict[str, 
         "words": {
             "others": _("other projects"),
             "free": _("free"),
-            "idle": _("idle"),
+            "states": ["", _("idle"), _("lent"), _("beside what is lent")],
             "no_data": _("no data"),
             "pause": _("Pause"),
             "resume": _("Go on"),

@@ -20,9 +20,10 @@ from projects import access
 from projects.models import User
 from scheduling import formats, texts
 from scheduling.bars import Bar
+from scheduling.lent import lent_now
 from scheduling.live import NODES_TOPIC
 from scheduling.models import Allocation, Device, DeviceAllocation, Node
-from scheduling.selectors import DEVICE_MILLI, NOTHING_THERE, OnNode, gpu_bar, lent_now, on_nodes
+from scheduling.selectors import DEVICE_MILLI, NOTHING_THERE, OnNode, gpu_bar, on_nodes
 from scheduling.services import nodes as services_nodes
 from scheduling.services.claims import GIVEN_UP_AFTER_S, rival_of
 from scheduling.texts import mechanisms
@@ -52,7 +53,8 @@ class Row:
     @property
     def bar(self) -> Bar:
         total_milli = self.there.num_devices * DEVICE_MILLI
-        return gpu_bar(total_milli, self.there.allocated_milli, self.there.lent_milli)
+        there = self.there
+        return gpu_bar(total_milli, there.allocated_milli, there.lent_milli, there.beside_milli)
 
 
 @login_required
@@ -92,15 +94,17 @@ class Holder:
 class DeviceCard:
     device: Device
     lent_milli: int
+    beside_milli: int
     holders: list[Holder] = field(default_factory=list)
 
     @property
     def bar(self) -> Bar:
-        return gpu_bar(DEVICE_MILLI, self.device.allocated_milli, self.lent_milli)
+        held = self.device.allocated_milli
+        return gpu_bar(DEVICE_MILLI, held, self.lent_milli, self.beside_milli)
 
     @property
     def free_milli(self) -> int:
-        return DEVICE_MILLI - self.device.allocated_milli
+        return DEVICE_MILLI - self.device.allocated_milli - self.beside_milli
 
 
 @login_required
@@ -187,8 +191,12 @@ def _cards(
         allocation = by_id[part.allocation_id]
         shown = allocation if allocation.project_id in visible else None
         holders[part.device_id].append(Holder(part.gpu_milli, shown))
-    lent = lent_now().by_device
-    return [DeviceCard(device, lent[device.pk], holders[device.pk]) for device in devices]
+    lent = lent_now()
+    beside = lent.beside_by_device
+    return [
+        DeviceCard(device, lent.by_device[device.pk], beside[device.pk], holders[device.pk])
+        for device in devices
+    ]
 
 
 def _cpu_bar(node: Node, held: int) -> Bar:

@@ -13,6 +13,9 @@
   const RETRY_MS = [250, 500, 1000, 2000, 4000, 8000];
   const WATCH_MS = 250;
   const NOT_LOGGED_IN = 4401;
+  // `squares.PartState`, and what is drawn over the tint of such a part.
+  const [IDLE, LENT, BESIDE] = [1, 2, 3];
+  const OVER = { [IDLE]: "url(#idle-hatch)", [LENT]: "url(#lent-dots)", [BESIDE]: "url(#lent-dots)" };
 
   const data = JSON.parse(source.textContent);
   const words = data.words;
@@ -35,13 +38,13 @@
   const drawParts = (square) => {
     square.fill.replaceChildren();
     let from = SIZE;
-    for (const [project, milli, isIdle] of square.parts) {
+    for (const [project, milli, state] of square.parts) {
       const height = (milli / 1000) * SIZE;
       from -= height;
       const [, series, round] = data.projects[project] || [words.others, 0, 0];
       const place = { x: 0, y: from.toFixed(2), width: SIZE, height: height.toFixed(2) };
       square.fill.append(make("rect", { ...place, class: `part series-${series} round-${round}` }));
-      if (isIdle) square.fill.append(make("rect", { ...place, fill: "url(#idle-hatch)" }));
+      if (OVER[state]) square.fill.append(make("rect", { ...place, fill: OVER[state] }));
     }
   };
 
@@ -86,15 +89,30 @@
   // ---------------------------------------------------------------- sums, table, health
 
   const bar = document.querySelector("#cluster-bar svg");
-  const showTotals = ([total, held, idle, used]) => {
-    const texts = { total: gpus(total), held: gpus(held), idle: gpus(idle), used: used === null ? "—" : gpus(used) };
+  const showTotals = ([total, held, idle, used, lent, beside]) => {
+    const texts = { total: gpus(total), held: gpus(held), idle: gpus(idle), lent: gpus(lent) };
+    texts.used = used === null ? "—" : gpus(used);
     for (const [name, text] of Object.entries(texts)) {
       const element = document.querySelector(`[data-sum="${name}"]`);
       if (element.textContent !== text) element.textContent = text;
     }
     const width = (amount) => `${total ? (100 * amount) / total : 0}%`;
-    bar.querySelector(".bar-allocated")?.setAttribute("width", width(held));
-    bar.querySelector(".bar-used")?.setAttribute("width", width(Math.min(used || 0, held)));
+    // As _bar.html draws it, where what is zero is left out.
+    const part = (name, attributes) => {
+      const found = bar.querySelector(`.bar-${name}`);
+      if (found) return found;
+      const made = make("rect", { class: `bar-${name}`, height: "100%", ...attributes });
+      bar.insertBefore(made, bar.querySelector(".bar-used"));
+      return made;
+    };
+    const draw = (element, from, amount) => {
+      element.setAttribute("x", width(from));
+      element.setAttribute("width", width(amount));
+    };
+    draw(part("used", { y: "25%", height: "50%" }), 0, Math.min(used || 0, held + beside));
+    draw(part("allocated"), 0, held);
+    draw(part("lent", { fill: "url(#dots)" }), held - lent, lent);
+    draw(part("beside", { fill: "url(#dots)" }), held, beside);
   };
 
   const percentOf = new Intl.NumberFormat(language, { style: "percent", maximumFractionDigits: 0 });
@@ -107,10 +125,12 @@
       const parts = keys.flatMap((key) => squares.get(key).parts);
       const known = keys.map((key) => squares.get(key).use[0]).filter((value) => value !== null);
       const sum = (list) => list.reduce((a, b) => a + b, 0);
+      const held = (is) => gpus(sum(parts.filter(([, , state]) => is(state)).map(([, milli]) => milli)));
       const cells = row.querySelectorAll("td");
-      cells[2].textContent = gpus(sum(parts.map((part) => part[1])));
-      cells[3].textContent = gpus(sum(parts.filter((part) => part[2]).map((part) => part[1])));
-      cells[4].textContent = known.length ? percentOf.format(sum(known) / known.length / 100) : words.no_data;
+      cells[2].textContent = held((state) => state !== BESIDE);
+      cells[3].textContent = held((state) => state === IDLE);
+      cells[4].textContent = held((state) => state === LENT);
+      cells[5].textContent = known.length ? percentOf.format(sum(known) / known.length / 100) : words.no_data;
     }
   };
 
@@ -155,9 +175,9 @@
     if (temperature !== null) figures.push(`${temperature} °C`);
     if (power !== null) figures.push(`${power} W`);
     lines.push(figures.join(" · "));
-    for (const [project, milli, isIdle] of parts) {
+    for (const [project, milli, state] of parts) {
       const name = data.projects[project]?.[0] || words.others;
-      lines.push(`${gpus(milli)} ${name}${isIdle ? ` · ${words.idle}` : ""}`);
+      lines.push([`${gpus(milli)} ${name}`, words.states[state]].filter(Boolean).join(" · "));
     }
     if (!parts.length) lines.push(words.free);
     if (unhealthy.has(key)) lines.push(words.unhealthy);

@@ -25,7 +25,7 @@ from scheduling import consumers, squares, streams
 from scheduling.consumers import CLOSE_BAD_MESSAGE, CLOSE_NOT_LOGGED_IN, MAX_MESSAGES
 from scheduling.models import DeviceAllocation, Node
 from scheduling.routing import websocket_urlpatterns
-from scheduling.squares import Part, Picture, Square, totals_of
+from scheduling.squares import Part, PartState, Picture, Square, totals_of
 from telemetry.ingestion import ingest
 from telemetry.messages import Sample, SampleBatch
 from tests.web.scene import Scene, make_scene
@@ -183,7 +183,7 @@ def test_a_gap_is_sent_as_no_data() -> None:
 
 
 def test_others_parts_have_no_project() -> None:
-    part = Part(project=7, workload=uuid.UUID(int=1), milli=500, is_idle=True)
+    part = Part(project=7, workload=uuid.UUID(int=1), milli=500, state=PartState.IDLE)
     board = streams.Board()
     board.take(picture(1, 2, 3, 4, parts=(part,)))
     assert said(board, viewer_of(1))["parts"]["1.0"] == [[7, 500, 1]]

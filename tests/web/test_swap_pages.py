@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections.abc import Iterator
@@ -13,12 +14,14 @@ from django.test import Client
 from django.utils import timezone, translation
 
 from projects.models import Project, Role, User
-from scheduling import relay_client
+from scheduling import relay_client, squares
 from scheduling.agent.protocol import LoanState, SwapState
 from scheduling.cycle import run_cycle
-from scheduling.models import Attempt, Loan, Zone
+from scheduling.models import Attempt, Device, DeviceAllocation, Loan, Zone
+from scheduling.selectors import on_nodes
 from scheduling.services import ActionRefusedError, swap_out, wake
 from scheduling.services.idleness import watch_idle
+from scheduling.squares import PartState
 from scheduling.states import STATES, state_of
 from tests.factories import make_member
 from tests.lending_scene import GIB, Scene
@@ -242,6 +245,64 @@ def test_bars_draw_what_is_lent_dotted_and_say_it(scene: Scene, address: str) ->
     assert drawn
     scene.say(loan, LoanState.ENDED, ended_by="cell", ended_at=time.time())
     assert " 1 lent" not in page_of(vera, address.format(node=f"/nodes/{loan.device.node.name}"))
+
+
+def beside_a_third(scene: Scene) -> Loan:
+    """A third of the device is lent to a training of 0.6, which uses free room beside it."""
+    loan = swapped_out(scene)
+    Loan.objects.update(gpu_milli=333)
+    for workload, milli in ((scene.session, 333), (scene.training, 600)):
+        DeviceAllocation.objects.filter(allocation__workload=workload).update(gpu_milli=milli)
+    Device.objects.filter(pk=loan.device_id).update(allocated_milli=333)
+    return loan
+
+
+def test_room_that_a_borrower_uses_beside_what_is_lent_is_not_free(scene: Scene) -> None:
+    loan = beside_a_third(scene)
+    vera, address = scene.organisation.vera, f"/nodes/{loan.device.node.name}"
+    said = "0.333 held · 0.4 free · 0.333 lent · 0.267 used beside what is lent"
+    assert said in page_of(vera, address)
+    for page in (page_of(vera, address), page_of(vera, "/nodes"), page_of(vera, "/")):
+        label = r'aria-label="[^"]* GPU allocated, 0.333 lent, 0.267 used beside what is lent"'
+        (bar,) = re.findall(rf"{label}.*?</svg>", page)
+        assert bar.count("#dots") == 2
+    with translation.override("ru"):
+        assert "0,267 занято сверх одолженного" in page_of(vera, address, "ru")
+    # As long as all that was decided together lasts.
+    Loan.objects.update(state=LoanState.ENDED, ended_at=timezone.now(), is_wanted=False)
+    assert "0.333 held · 0.667 free<" in page_of(vera, address).replace("\n", "")
+
+
+def test_a_device_that_a_borrower_has_whole_beside_a_loan_is_not_free(scene: Scene) -> None:
+    swapped_out(scene)
+    part = DeviceAllocation.objects.get(is_lent=True)
+    free = Device.objects.filter(node=part.device.node).exclude(pk=part.device_id)[0]
+    DeviceAllocation.objects.filter(device=free).update(is_open=False)
+    Device.objects.filter(pk=free.pk).update(allocated_milli=0)
+    there = on_nodes()[free.node_id]
+    assert (there.num_free, there.beside_milli) == (1, 0)
+    part.pk = None
+    part.device = free
+    part.save()
+    there = on_nodes()[free.node_id]
+    assert (there.num_free, there.beside_milli) == (0, 1000)
+
+
+def test_live_draws_what_is_lent_once_and_dotted(scene: Scene) -> None:
+    loan = beside_a_third(scene)
+    page = page_of(scene.organisation.vera, "/live")
+    found = json.loads(re.findall(r'id="squares-data"[^>]*>(.*?)</script>', page)[0])
+    vision = scene.organisation.vision.pk
+    parts = found["parts"][f"{loan.device.node_id}.{loan.device.index}"]
+    assert parts == [[vision, 333, PartState.LENT], [0, 267, PartState.BESIDE]]
+    totals = squares.picture(timezone.now(), frozenset()).totals
+    assert (totals.held, totals.lent, totals.beside) == (3333, 333, 267)
+    (bar,) = re.findall(r'id="cluster-bar">(.*?)</svg>', page)
+    assert "3.333 of 8 GPU allocated, 0.333 lent, 0.267 used beside what is lent" in bar
+    assert bar.count("#dots") == 2
+    # What another's training uses is not idle, however quiet its owner is.
+    lender = DeviceAllocation.objects.get(allocation__workload=scene.session).allocation_id
+    assert squares.picture(timezone.now(), frozenset({lender})).totals.idle == 0
 
 
 def test_prometheus_has_swap(scene: Scene) -> None:
