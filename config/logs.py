@@ -38,17 +38,29 @@ def _quoted(value: object) -> str:
     return repr(text) if any(mark in text for mark in ' "=\n') else text
 
 
+class RefusalFilter(logging.Filter):
+    """Leaves the traceback out where an answer was no failure of ours, such as 403 or 404."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Keep every record; Django puts the answer's status on it."""
+        if getattr(record, "status_code", 500) < 500:
+            record.exc_info = None
+        return True
+
+
 def logging_settings(level: str) -> dict[str, Any]:
     """Return Django's LOGGING: everything to standard error, which the supervisor keeps."""
     return {
         "version": 1,
         "disable_existing_loggers": False,
         "formatters": {"line": {"()": "config.logs.KeyValueFormatter"}},
+        "filters": {"refusals": {"()": "config.logs.RefusalFilter"}},
         "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line"}},
         "root": {"handlers": ["stderr"], "level": level},
         "loggers": {
             # Django's own handlers print only in debug mode or send mail: ours prints always.
             "django": {"handlers": [], "level": level, "propagate": True},
+            "django.request": {"filters": ["refusals"], "propagate": True},
             "django.server": {"handlers": [], "propagate": True},
             # So has uvicorn, set up before us.
             "uvicorn": {"handlers": [], "propagate": True},

@@ -123,7 +123,7 @@ _LIST = (
     ),
     Metric(
         "quota_gpu_hours",
-        _("GPU quota"),
+        pgettext_lazy("metric", "GPU quota"),
         _("GPUs guaranteed to projects, over time."),
         _GPU_H,
         of=_M.GPU_QUOTA,
