@@ -9,7 +9,7 @@ from django.http import HttpRequest, JsonResponse
 from django.utils.translation import gettext
 from django.views.decorators.http import require_GET
 
-from telemetry.charts import DEFAULT_MINUTES, ChartError, LineSpec, View, chart_of
+from telemetry.charts import DEFAULT_MINUTES, MAX_MINUTES, ChartError, LineSpec, View, chart_of
 from telemetry.metrics import Kind
 
 MAX_SUBJECTS = 64
@@ -47,9 +47,10 @@ def _specs(request: HttpRequest, subjects: Sequence[str]) -> list[LineSpec]:
 
 def _view(request: HttpRequest) -> View:
     minutes = request.GET.get("minutes", str(DEFAULT_MINUTES))
-    is_number = minutes.isascii() and minutes.isdigit() and len(minutes) < 7
+    if not (minutes.isascii() and minutes.isdigit() and len(minutes) < 7):
+        raise ChartError("minutes", f"is {minutes[:80]!r}: it must be 1 to {MAX_MINUTES}")
     return View(
-        minutes=int(minutes) if is_number else 0,
+        minutes=int(minutes),
         zone=request.GET.get("zone", ""),
         source=request.get_full_path(),
     )

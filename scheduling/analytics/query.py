@@ -157,10 +157,9 @@ def read(params: Mapping[str, str], now: datetime, viewer: User) -> Query:
 
 
 def usual_step(period: timedelta) -> str:
-    """A step that draws well."""
-    if period <= timedelta(days=2):
-        return "15m"
-    return "1h" if period <= timedelta(days=14) else "1d"
+    """A step that draws well: narrower bars show neither patterns nor anything else."""
+    limits = ((2, "15m"), (14, "1h"), (120, "1d"))
+    return next((step for days, step in limits if period <= timedelta(days=days)), "7d")
 
 
 class _Reader:
@@ -218,10 +217,10 @@ class _Reader:
         since = self._time("from", zone) or until - DEFAULT_PERIOD
         if since >= until:
             message = _("The period begins at %(value)s and ends at %(limit)s.")
-            self._wrong_period("period_reversed", message, since, until)
+            self._wrong_period("period_reversed", message, since, until.astimezone(zone))
         elif since >= self._now:
             message = _("The period begins at %(value)s; now it is %(limit)s.")
-            self._wrong_period("period_in_future", message, since, self._now)
+            self._wrong_period("period_in_future", message, since, self._now.astimezone(zone))
         elif until - since > MAX_PERIOD:
             message = _("The period has %(value)s days; at most %(limit)s.")
             words = message % {"value": (until - since).days, "limit": MAX_PERIOD.days}
@@ -229,8 +228,10 @@ class _Reader:
         return _floor(since), _ceil(min(until, self._now))
 
     def _wrong_period(self, code: str, message: str, value: datetime, limit: datetime) -> None:
-        words = {"value": value.isoformat(), "limit": limit.isoformat()}
-        self.problems.append(Wrong("from", code, message % words, limit.isoformat()))
+        """Both times in the zone of the limit, in which they were asked for."""
+        at = limit.isoformat(timespec="minutes")
+        words = {"value": value.astimezone(limit.tzinfo).isoformat(timespec="minutes"), "limit": at}
+        self.problems.append(Wrong("from", code, message % words, at))
 
     def _time(self, name: str, zone: ZoneInfo) -> datetime | None:
         """A date (its midnight), or a time, which is the zone's unless it names an offset."""

@@ -142,6 +142,14 @@ def test_a_wrong_question_is_refused_by_field(
     assert value[:4] in found[field]["message"]
 
 
+def test_a_wrong_period_is_told_in_the_zone_that_was_asked_for(vera: User) -> None:
+    period = {"from": "2026-03-12", "to": "2026-03-10", "tz": "Europe/Moscow"}
+    (error,) = get(vera, metric="cost", **period).json()["errors"]
+    begins, ends = "2026-03-12T00:00+03:00", "2026-03-10T00:00+03:00"
+    assert error["message"] == f"The period begins at {begins} and ends at {ends}."
+    assert error["limit"] == ends
+
+
 def test_everything_wrong_is_said_at_once(vera: User) -> None:
     answer = get(vera, metric="x", group_by="y", tz="z", step="w", to="v")
     assert {error["field"] for error in answer.json()["errors"]} == {

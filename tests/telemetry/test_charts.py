@@ -223,6 +223,8 @@ class TestSeries:
     ) -> None:
         answer = self.client().get(self.url, query)
         assert (answer.status_code, answer.json()["field"]) == (status, field)
+        if field == "minutes":
+            assert repr(query["minutes"][:80]) in answer.json()["error"]
 
     def test_needs_a_login(self) -> None:
         assert Client().get(self.url).status_code == 302
