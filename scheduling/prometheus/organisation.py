@@ -116,12 +116,15 @@ def _sums(month: datetime, now: datetime) -> Iterator[Family]:
     tables = store.read(Scope.NODE_TYPE, (Measure.GPU_IDLE, Measure.COST), (month, until), now)
     projects = dict(Project.objects.values_list("pk", "name"))
     types = {str(pk): name for pk, name in NodeType.objects.values_list("pk", "name")}
-    idle_h: dict[str, float] = defaultdict(float)
+    costs = _totals(tables[Measure.COST])
+    # Whoever held something and never idled has a counter too, which may grow.
+    idle_h = {projects.get(project, ""): 0.0 for project, _node_type in costs}
     for (project, _node_type), hours in _totals(tables[Measure.GPU_IDLE]).items():
-        idle_h[projects.get(project, "")] += hours
+        name = projects.get(project, "")
+        idle_h[name] = idle_h.get(name, 0.0) + hours
     for project_name, hours in sorted(idle_h.items()):
         idle.add(3600 * hours, {"project": project_name})
-    for (project, node_type), money in sorted(_totals(tables[Measure.COST]).items()):
+    for (project, node_type), money in sorted(costs.items()):
         cost.add(
             money,
             {
