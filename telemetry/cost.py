@@ -14,7 +14,6 @@ from typing import Protocol
 GPU_MILLI = 1000
 CPU_MILLI = 1000
 MIB_PER_GIB = 1024
-S_PER_HOUR = 3600
 
 
 class Prices(Protocol):
@@ -44,14 +43,6 @@ def cost_per_hour(gpu_milli: int, cpu_milli: int, memory_mib: int, node_type: Pr
         + Decimal(cpu_milli) / CPU_MILLI * node_type.cpu_price_per_hour
         + Decimal(memory_mib) / MIB_PER_GIB * node_type.memory_price_per_hour
     )
-
-
-def cost_of(started_at: datetime, ended_at: datetime, per_hour: Decimal) -> Decimal:
-    """Price of an interval; none before it starts."""
-    held = ended_at - started_at
-    # Whole microseconds, so that nothing passes through a float.
-    microseconds = (held.days * 86_400 + held.seconds) * 1_000_000 + held.microseconds
-    return Decimal(max(0, microseconds)) / 1_000_000 / S_PER_HOUR * per_hour
 
 
 @dataclass(frozen=True, slots=True)

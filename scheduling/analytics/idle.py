@@ -17,9 +17,9 @@ from django.db import connection
 
 from projects.access import may_see_cost, visible_projects
 from projects.models import User
+from scheduling.analytics import facts
 from scheduling.idle_signals import idle_since
 from scheduling.models import Allocation, Workload
-from telemetry.cost import cost_of, cost_per_hour
 
 WINDOW = timedelta(minutes=30)
 """Who has held a GPU for less is not judged to be without signals."""
@@ -122,8 +122,26 @@ def now(viewer: User, at: datetime) -> list[Holding]:
         "workload__current__allocation__node__node_type",
         "node__node_type",
     )
-    holdings = [_holding(row, viewer, named, *idle[row.pk], at) for row in rows]
+    costs = _costs({row.workload_id: idle[row.pk][0] for row in rows}, at)
+    holdings = [_holding(row, viewer, named, *idle[row.pk], costs[row.workload_id]) for row in rows]
     return sorted(holdings, key=lambda one: (one.idle_since, _order(one)))
+
+
+def _costs(since: dict[uuid.UUID, datetime], at: datetime) -> dict[uuid.UUID, Decimal]:
+    """What workloads cost since they idle, as all costs are reckoned: a borrower pays what is lent.
+
+    Args:
+        since: When each fell idle.
+        at: Now.
+    """
+    found = dict.fromkeys(since, 0.0)
+    if since:
+        held = facts.held_by(facts.Holders(workloads=list(since)), min(since.values()), at)
+        for piece in (*held.held, *held.lent):
+            workload = uuid.UUID(piece.workload)
+            seconds = piece.end - max(piece.start, since[workload].timestamp())
+            found[workload] += piece.per_hour * max(seconds, 0.0) / 3600
+    return {workload: Decimal(f"{cost:.9f}") for workload, cost in found.items()}
 
 
 def _is_at_work(signals: str | None, may_lack_network: bool) -> bool:
@@ -142,14 +160,11 @@ def _holding(
     named: set[int],
     since: datetime,
     memory_mib: float | None,
-    at: datetime,
+    cost: Decimal,
 ) -> Holding:
     is_named = row.project_id in named
     node_type = row.node.node_type
-    cost = None
-    if node_type is not None and (viewer.is_superuser or may_see_cost(viewer, row.workload)):
-        rate = cost_per_hour(row.gpu_milli, row.cpu_milli, row.memory_mib, node_type)
-        cost = cost_of(since, at, rate)
+    may_see = viewer.is_superuser or may_see_cost(viewer, row.workload)
     return Holding(
         workload=row.workload if is_named else None,
         node=row.node.name,
@@ -157,5 +172,5 @@ def _holding(
         gpu_milli=row.gpu_milli,
         idle_since=since,
         memory_mib=memory_mib,
-        cost=cost,
+        cost=cost if may_see else None,
     )

@@ -7,10 +7,10 @@ from datetime import datetime, timedelta
 import pytest
 from django.utils import timezone
 
-from projects.models import Role
+from projects.models import NodeType, PriceChange, Role
 from scheduling.analytics import idle
 from scheduling.analytics.collectors import collectors
-from scheduling.models import CapacityInterval, Node, Workload
+from scheduling.models import Attempt, CapacityInterval, Loan, Node, Workload
 from scheduling.services import uptime
 from scheduling.services.silence import watch_nodes
 from telemetry import rollups
@@ -97,7 +97,10 @@ class TestIdleNow:
     NOW = timezone.now().replace(microsecond=0)
 
     def hold(self, organisation: Organisation, minutes: int = 120) -> Workload:
-
+        yesterday = self.NOW - timedelta(days=1)
+        CapacityInterval.objects.update(started_at=yesterday)
+        PriceChange.objects.update(valid_from=yesterday)
+        Node.objects.update(last_report_at=self.NOW)
         work = submitted(training_spec(organisation.vision, cpu_milli=1000), organisation.vera)
         node = Node.objects.get(name="sim-t4-1")
         history.held(work, node, (self.NOW - minutes * 60 * S, None), devices=1)
@@ -121,6 +124,31 @@ class TestIdleNow:
         assert found.workload == work
         assert found.idle_s(self.NOW) == pytest.approx(3600, abs=90)
         assert float(found.cost or 0) == pytest.approx(48, rel=0.03)
+
+    def test_idleness_costs_what_a_bill_says(self, organisation: Organisation) -> None:
+        """The price doubles after half an hour, and for the last quarter another uses the GPU."""
+        work = self.hold(organisation)
+        self.measure(work, 60, 0, gpu_util_percent=0.0, cpu_cores=0.01)
+        (before,) = idle.now(organisation.vera, self.NOW)
+        t4 = NodeType.objects.get(name="t4")
+        history.priced(t4, self.NOW - timedelta(minutes=30), gpu=90)
+        (dearer,) = idle.now(organisation.vera, self.NOW)
+        # The new price has none for cores and memory, which were 3 an hour.
+        assert float(dearer.cost or 0) == pytest.approx(float(before.cost or 0) + 21, abs=0.1)
+        other = submitted(training_spec(organisation.language), organisation.lena)
+        node, quarter = Node.objects.get(name="sim-t4-1"), self.NOW - timedelta(minutes=15)
+        borrower = history.held(other, node, (quarter, None), devices=1, first=1)
+        Loan.objects.create(
+            lender=Attempt.objects.get(workload=work),
+            borrower=borrower,
+            device=node.devices.get(index=0),
+            gpu_milli=1000,
+            state="lent",
+            started_at=quarter,
+            lent_at=quarter,
+        )
+        (lent,) = idle.now(organisation.vera, self.NOW)
+        assert float(lent.cost or 0) == pytest.approx(float(dearer.cost or 0) - 22.5, abs=0.1)
 
     @pytest.mark.parametrize(
         "values",

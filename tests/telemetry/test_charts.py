@@ -247,11 +247,6 @@ class TestCost:
         with pytest.raises(ValueError, match="0 or more"):
             cost.cost_per_hour(-1, 0, 0, self.Prices())
 
-    def test_time_is_counted_to_the_microsecond_and_never_below_zero(self) -> None:
-        half = UNTIL + timedelta(minutes=30)
-        assert cost.cost_of(UNTIL, half, Decimal(2)) == Decimal(1)
-        assert cost.cost_of(half, UNTIL, Decimal(2)) == 0
-
     def test_the_page_holds_what_a_browser_needs_to_go_on(self) -> None:
         now = cost.CostNow(
             "1.23 RUB", Decimal("1.23456"), Decimal("0.5"), UNTIL, "telemetry:node:n"
