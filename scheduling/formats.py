@@ -95,13 +95,16 @@ def milliseconds(seconds: float) -> str:
 def money(amount: Decimal) -> str:
     """An amount of money; what rounds to nothing is told from nothing."""
     is_tiny = 0 < amount < SMALLEST_SHOWN
-    # `number_format` would cut, not round.
-    rounded = amount.quantize(SMALLEST_SHOWN, rounding=ROUND_HALF_EVEN)
-    shown = number_format(
-        SMALLEST_SHOWN if is_tiny else rounded, decimal_pos=2, use_l10n=True, force_grouping=True
-    )
+    shown = hundredths(SMALLEST_SHOWN if is_tiny else amount)
     text = f"< {shown}" if is_tiny else shown
     return pgettext("money", "%(amount)s RUB").replace(" ", NO_BREAK) % {"amount": text}
+
+
+def hundredths(amount: Decimal) -> str:
+    """An amount of money without its currency, for columns of them."""
+    # `number_format` would cut, not round.
+    rounded = amount.quantize(SMALLEST_SHOWN, rounding=ROUND_HALF_EVEN)
+    return str(number_format(rounded, decimal_pos=2, use_l10n=True, force_grouping=True))
 
 
 def percent(fraction: float) -> str:

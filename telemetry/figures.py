@@ -104,7 +104,8 @@ def _trace(line: Line, number: int, frame: Frame) -> go.Scatter:
 
 def _y_axis(frame: Frame) -> dict[str, Any]:
     axis: dict[str, Any] = {
-        "title": {"text": frame.unit},
+        # Clear of the labels, however long they grow.
+        "title": {"text": frame.unit, "standoff": 6},
         "rangemode": "tozero",
         "fixedrange": True,
     }

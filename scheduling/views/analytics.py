@@ -140,6 +140,7 @@ class Chart:
     has_data: bool
     has_partial: bool
     is_restricted: bool
+    is_cost: bool
     num_buckets: int
     headings: list[str]
     rows: list[Row]
@@ -180,6 +181,7 @@ def chart_of(answer: Answer, asked: Asked) -> Chart:
         has_data=any(value is not None for one in groups for value in one.series.values),
         has_partial=any(bucket.is_partial for bucket in answer.buckets),
         is_restricted=answer.is_restricted,
+        is_cost=metric.is_cost,
         num_buckets=len(answer.buckets),
         headings=_headings(groups),
         rows=_rows(answer, groups),

@@ -113,7 +113,9 @@ def node_charts(node: Node, devices: Sequence[Device], zone: str, chosen: Range)
         # A simulated device has neither.
         real = () if node.is_simulated else ("power_w", "temperature_c")
         charts = [numbered(devices_chart(lines, name, view), "devices") for name in always + real]
-    for metrics in (("cpu_cores",), ("memory_mib",), NETWORK, DISKS):
+    # Nor has a simulated node a network and disks of its own.
+    machine = () if node.is_simulated else (NETWORK, DISKS)
+    for metrics in (("cpu_cores",), ("memory_mib",), *machine):
         specs = [LineSpec(f"node:{node.name}", metric) for metric in metrics]
         charts.append(numbered(chart_of(specs, view), "node"))
     return charts

@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from decimal import Decimal
 from zoneinfo import ZoneInfo
 
 from django.conf import settings
@@ -169,7 +170,7 @@ def number(value: float | None, metric: Metric) -> str:
     if value is None:
         return "—"
     if metric.is_cost:
-        return formats.decimal(value, 2)
+        return formats.hundredths(Decimal(value))
     places = 0 if abs(value) >= 1000 else 1 if abs(value) >= 100 else 2
     return formats.decimal(value, places)
 

@@ -7,8 +7,6 @@
 
 (() => {
   const FAINT = 0.25;
-  const ZOOM = { in: 0.5, out: 2 };
-  const SHIFT = { earlier: -0.5, later: 0.5 };
 
   const token = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   const colourOf = ({ series, key }) => {
@@ -28,7 +26,7 @@
     return trace.line ? { ...trace, marker, line: { ...trace.line, color } } : { ...trace, marker };
   };
 
-  const themed = (layout) => {
+  const themed = (layout, width) => {
     const [text, dim, line] = [token("--text"), token("--text-dim"), token("--line")];
     const axis = { gridcolor: line, linecolor: line, zerolinecolor: line, tickcolor: line };
     return {
@@ -37,7 +35,8 @@
       plot_bgcolor: "rgba(0,0,0,0)",
       font: { color: dim, family: token("--font"), size: 12 },
       hoverlabel: { ...layout.hoverlabel, bgcolor: token("--bg-raised"), bordercolor: line, font: { color: text } },
-      xaxis: { ...layout.xaxis, ...axis },
+      // Upright, as many as there is room for.
+      xaxis: { ...layout.xaxis, ...axis, tickangle: 0, nticks: Math.max(2, Math.floor(width / 80)) },
       yaxis: { ...layout.yaxis, ...axis },
     };
   };
@@ -52,9 +51,9 @@
     }));
     const list = document.getElementById("series-list");
     const keys = data.data.map((trace) => trace.meta.key);
-    const whole = data.layout.xaxis.range;
+    const whole = [...data.layout.xaxis.range];
 
-    Plotly.newPlot(plot, data.data.map(coloured), themed(data.layout), {
+    Plotly.newPlot(plot, data.data.map(coloured), themed(data.layout, plot.clientWidth), {
       displayModeBar: false,
       responsive: true,
       scrollZoom: false,
@@ -108,27 +107,9 @@
 
     // ------------------------------------------------------------ zoom
 
-    const zoom = figure.querySelector(".zoom");
-    zoom.hidden = false;
-    // Times on the axis have no zone; as UTC they can be calculated with.
-    const time = (text) => Date.parse(`${String(text).replace(" ", "T").slice(0, 19)}Z`);
-    const wall = (ms) => new Date(ms).toISOString().slice(0, 19);
-    zoom.addEventListener("click", ({ target }) => {
-      const action = target.closest("[data-zoom]")?.dataset.zoom;
-      if (!action) return;
-      if (action === "whole") {
-        Plotly.relayout(plot, { "xaxis.range": [...whole] });
-        return;
-      }
-      const [first, last] = whole.map(time);
-      const [from, to] = plot.layout.xaxis.range.map(time);
-      const width = Math.min((to - from) * (ZOOM[action] || 1), last - first);
-      const middle = (from + to) / 2 + (SHIFT[action] || 0) * (to - from);
-      const begin = Math.max(first, Math.min(middle - width / 2, last - width));
-      Plotly.relayout(plot, { "xaxis.range": [wall(begin), wall(begin + width)] });
-    });
+    allotZoom.start(figure.querySelector(".zoom"), plot, () => whole);
 
-    const recolour = () => Plotly.react(plot, data.data.map(coloured), themed({ ...data.layout, xaxis: { ...data.layout.xaxis, range: [...plot.layout.xaxis.range] } }));
+    const recolour = () => Plotly.react(plot, data.data.map(coloured), themed({ ...data.layout, xaxis: { ...data.layout.xaxis, range: [...plot.layout.xaxis.range] } }, plot.clientWidth));
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", recolour);
     document.addEventListener("allot:theme", recolour);
   };

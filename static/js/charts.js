@@ -20,7 +20,7 @@
     line: { ...trace.line, color: token(`--series-${trace.meta.series}`) },
   });
 
-  const themed = (layout) => {
+  const themed = (layout, width) => {
     const [text, dim, line] = [token("--text"), token("--text-dim"), token("--line")];
     const axis = { gridcolor: line, linecolor: line, zerolinecolor: line, tickcolor: line };
     return {
@@ -30,7 +30,8 @@
       font: { color: dim, family: token("--font"), size: 12 },
       hoverlabel: { bgcolor: token("--bg-raised"), bordercolor: line, font: { color: text } },
       modebar: { bgcolor: "rgba(0,0,0,0)", color: dim, activecolor: token("--accent") },
-      xaxis: { ...layout.xaxis, ...axis },
+      // Upright, as many as there is room for.
+      xaxis: { ...layout.xaxis, ...axis, tickangle: 0, nticks: Math.max(2, Math.floor(width / 80)) },
       yaxis: { ...layout.yaxis, ...axis },
     };
   };
@@ -74,12 +75,13 @@
         responsive: true,
         scrollZoom: false,
         locale: document.documentElement.lang,
-        modeBarButtons: [["zoomIn2d", "zoomOut2d", "pan2d", "resetScale2d", "toImage"]],
+        modeBarButtons: [["toImage"]],
       });
+      allotZoom.start(figure.querySelector(".zoom"), this.plot, () => this.whole());
       this.plot.on("plotly_relayout", (change) => {
         if (this.isMoving) return;
-        if ("xaxis.range[0]" in change || "xaxis.range" in change) this.isZoomed = true;
         if (change["xaxis.autorange"]) this.isZoomed = false;
+        else this.isZoomed = allotZoom.isPart(this.plot.layout.xaxis.range, this.whole());
       });
       this.plot.on("plotly_doubleclick", () => {
         this.isZoomed = false;
@@ -108,15 +110,22 @@
       return this.payload.figure.data.map(coloured);
     }
 
+    // All of the period, which moves on with what arrives.
+    whole() {
+      if (!this.newestAt) return this.payload.figure.layout.xaxis.range;
+      return [this.newestAt - this.payload.minutes * 60, this.newestAt].map(this.wall);
+    }
+
     layout() {
-      const layout = themed(this.payload.figure.layout);
-      if (this.isZoomed && this.plot.layout) {
-        layout.xaxis.range = [...this.plot.layout.xaxis.range];
-      } else if (this.newestAt) {
-        const start = this.newestAt - this.payload.minutes * 60;
-        layout.xaxis.range = [this.wall(start), this.wall(this.newestAt)];
-      }
+      const layout = themed(this.payload.figure.layout, this.plot.clientWidth);
+      layout.xaxis.range = [...(this.isZoomed && this.plot.layout ? this.plot.layout.xaxis.range : this.whole())];
+      // A scale without a line would be invented.
+      layout.yaxis.showticklabels = this.hasData();
       return layout;
+    }
+
+    hasData() {
+      return this.payload.figure.data.some((trace) => trace.y.some((value) => value !== null));
     }
 
     append({ topic, at, values }) {
@@ -189,7 +198,7 @@
       this.isMoving = true;
       await Plotly.react(this.plot, this.traces(), this.layout());
       this.isMoving = false;
-      this.empty.hidden = this.payload.figure.data.some((t) => t.y.some((y) => y !== null));
+      this.empty.hidden = this.hasData();
       this.fillTable();
     }
 

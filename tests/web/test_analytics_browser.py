@@ -102,43 +102,6 @@ def test_a_group_stands_out_while_its_entry_has_the_focus(site: Site, past: Past
     assert sorted(visit.page.evaluate(opacities)) == [0.25, 0.25, 1]
 
 
-def test_buttons_zoom_without_dragging(site: Site, past: Past) -> None:
-    visit = site.visit(past.admin, theme="light")
-    visit.go(f"/analytics?{PERIOD}")
-    span = "[...document.querySelector('.chart-plot').layout.xaxis.range]"
-    whole = visit.page.evaluate(span)
-    visit.page.click("[data-zoom=in]")
-    near = visit.page.evaluate(span)
-    assert whole[0] < near[0] < near[1] < whole[1]
-    visit.page.click("[data-zoom=later]")
-    assert visit.page.evaluate(span)[1] > near[1]
-    visit.page.click("[data-zoom=whole]")
-    assert visit.page.evaluate(span) == whole
-
-
-@pytest.mark.parametrize(
-    ("language", "titles"),
-    [
-        ("en", ["Zoom in", "Zoom out", "Pan", "Reset axes", "Download plot as a PNG"]),
-        ("ru", ["Увеличить", "Уменьшить", "Сдвигать", "Исходный масштаб", "Сохранить график"]),
-    ],
-)
-def test_the_buttons_of_a_chart_speak_the_pages_language(
-    site: Site, past: Past, language: str, titles: list[str]
-) -> None:
-    node = Cluster(since=timezone.now() - timedelta(hours=5)).node(past.t4, gpus=1)
-    visit = site.visit(past.admin, language=language, theme="light")
-    visit.go(f"/nodes/{node.name}")
-    visit.page.wait_for_selector(".modebar-btn", state="attached", timeout=LOOK_MS)
-    found = visit.page.evaluate(
-        "[...document.querySelector('.modebar').querySelectorAll('.modebar-btn')]"
-        ".map(button => button.dataset.title || button.getAttribute('data-title'))"
-    )
-    assert len(found) == len(titles)
-    assert all(shown.startswith(title) for shown, title in zip(found, titles, strict=True)), found
-    assert visit.said == []
-
-
 def test_squares_follow_what_is_measured_and_pause(site: Site, past: Past) -> None:
     visit = site.visit(past.admin, theme="light")
     visit.go("/live")
