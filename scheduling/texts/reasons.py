@@ -71,13 +71,13 @@ def _over_share(d: Details) -> str:
         "held": amount(d, "allocated"),
         "asked": amount(d, "requested"),
     }
-    return (
-        _(
-            "%(type)s: the project's fair share is %(share)s; "
-            "it holds %(held)s and asks for %(asked)s"
-        )
-        % values
+    text = _(
+        "%(type)s: the project's fair share is %(share)s; it holds %(held)s and asks for %(asked)s"
     )
+    if "placeable" in d:
+        values |= {"ready": str(d["placeable"]), "need": str(d["minimum"])}
+        text += _("; %(ready)s of %(need)s replicas could be placed now")
+    return text % values
 
 
 def _awaiting_release(d: Details) -> str:

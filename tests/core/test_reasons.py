@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import pytest
+
 from scheduling.core.cycle import plan
 from scheduling.core.decisions import Reason, Start
 from scheduling.core.types import (
@@ -120,8 +122,36 @@ def test_a_gang_beyond_its_share_is_told_what_would_help() -> None:
         training("w", "p", 1000, min_replicas=3),
     )
     check(hold.reason, "over_share", "only 1 of 3 GPU asked are free")
+    assert hold.reason.message.endswith(" 1 of 3 replicas could be placed now.")
+    assert (hold.reason.details["placeable"], hold.reason.details["minimum"]) == (1, 3)
     assert [offer["id"] for offer in hold.reason.offers] == ["stop_own", "fewer_replicas"]
     assert hold.reason.per_node_type[0]["constraint"] == "gpu"
+
+
+@pytest.mark.parametrize(("milli", "placeable"), [(2000, 0), (1000, 2)])
+def test_replicas_are_counted_where_they_would_go(milli: int, placeable: int) -> None:
+    """One device is free on either node: whole replicas of two find none."""
+    hold = answer(
+        "w",
+        node("a", 2),
+        node("b", 2),
+        project("p", 2000),
+        training("v", "p", 1000, "a:0"),
+        training("u", "p", 1000, "b:0"),
+        training("w", "p", milli, min_replicas=3),
+    )
+    check(hold.reason, "over_share", f"{placeable} of 3 replicas could be placed now")
+    offers = [offer["id"] for offer in hold.reason.offers]
+    assert ("fewer_replicas" in offers) is bool(placeable)
+
+
+def test_a_single_replica_is_not_counted() -> None:
+    hold = answer(
+        "w", node("a", 1), project("p"), training("v", "p", 1000, "a:0"), training("w", "p")
+    )
+    check(hold.reason, "over_share")
+    assert "placeable" not in hold.reason.details
+    assert "replica" not in hold.reason.message
 
 
 def test_no_fit_when_too_little_is_free() -> None:

@@ -120,6 +120,31 @@ def test_who_borrows_and_who_gives_way_next(scene: Scene) -> None:
     assert borrower.phase == Phase.CHECKPOINTING
 
 
+@pytest.mark.parametrize(
+    ("language", "sentence"),
+    [
+        ("en", "it holds 3 GPU and asks for 3 GPU; 1 of 3 replicas could be placed now"),
+        ("ru", "сейчас можно разместить реплик: 1 из 3"),
+    ],
+)
+def test_a_gang_beyond_its_share_says_how_much_of_it_fits(language: str, sentence: str) -> None:
+    make_node_type("t4", gpus=4)
+    agent = FakeAgent(nodes=[simulated_node("one", gpus=4)])
+    agent.report()
+    vision = make_project("vision", t4=4000)
+    vera = make_member(vision)
+    runs = submitted(training_spec(vision, num_devices=3), vera)
+    run_cycle()
+    agent.run(runs)
+    waits = submitted(training_spec(vision, min_replicas=3, max_replicas=3), vera)
+    run_cycle()
+    waits.refresh_from_db()
+    assert waits.reason["code"] == "over_share"
+    assert waits.reason["message"].endswith("1 of 3 replicas could be placed now.")
+    for path in (f"/workloads/{waits.pk}", f"/workloads/{waits.pk}/why"):
+        assert sentence in words(why(vera, path, language))
+
+
 def test_names_of_others_stay_hidden(scene: Scene) -> None:
     borrower = a_borrower(scene)
     page = why(scene.organisation.vera, "/projects/vision/why").split("<main")[1]

@@ -264,12 +264,20 @@ class Waiting:
             f" {quantity(state, r, amount * count)} more it would pass its fair share of"
             f" {quantity(state, r, account.fair[r])}, and {idle}."
         )
+        fitting = 0
+        if count > 1:
+            # What no free block can hold needs no search.
+            fitting = self._num_fitting(item, option) if asked_gpu <= free.block else 0
+            minimum = item.workload.min_replicas
+            ready = minimum - item.num_missing + fitting
+            details |= {"placeable": ready, "minimum": minimum}
+            message += f" {ready} of {minimum} replicas could be placed now."
         offers: list[Offer] = []
         if account.allocated[r] + amount * count <= state.resources.capacity[r]:
             offers.append({"id": "request_quota"})
         elif account.allocated[r]:
             offers.append({"id": "stop_own"})
-        if count > 1 and asked_gpu <= free.block and self._would_fit_one(item, option):
+        if fitting:
             offers.append({"id": "fewer_replicas"})
         return Reason("over_share", message, details, (*offers, *_other_types(item)), entries)
 
@@ -332,10 +340,6 @@ class Waiting:
             while fitting < item.num_next and state.find(item, option, 1) is not None:
                 fitting += 1
         return fitting
-
-    def _would_fit_one(self, item: Item, option: Option) -> bool:
-        with self._reservations.open_to(item), self._state.ledger.supposing():
-            return self._state.find(item, option, 1) is not None
 
     def _no_fit(self, item: Item, option: Option, entries: tuple[Details, ...]) -> Reason:
         """Told alike to all that ask for the same, where limits and quota let them in."""
