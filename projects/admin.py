@@ -6,7 +6,9 @@ changes is audited. Amounts are the integers of the database: thousandths of a G
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Iterator
+from copy import copy
+from typing import Any, ClassVar
 
 from django import forms
 from django.contrib import admin, messages
@@ -14,16 +16,21 @@ from django.contrib.auth.admin import UserAdmin
 from django.core.exceptions import ValidationError
 from django.db import models
 from django.db.models import QuerySet
-from django.forms import BaseModelFormSet
+from django.forms import BaseInlineFormSet, BaseModelFormSet
+from django.forms.models import ModelChoiceIterator, ModelChoiceIteratorValue
 from django.http import HttpRequest
+from django.utils.text import capfirst
 from django.utils.translation import gettext_lazy as _
 
 from projects import audit, tokens
+from projects.departments import DepartmentTree
 from projects.idle_rules import IDLE_RULE
 from projects.models import (
     AllowedNodeType,
     AuditEntry,
     Department,
+    DepartmentMembership,
+    DepartmentQuota,
     GpuQuota,
     Membership,
     NodeType,
@@ -31,7 +38,15 @@ from projects.models import (
     Token,
     User,
 )
-from projects.quotas import check_gpu_quota, set_gpu_quota
+from projects.quotas import (
+    check_gpu_quota,
+    check_move,
+    set_department_quota,
+    set_gpu_quota,
+    wake_planner,
+)
+
+QUOTAS = (GpuQuota, DepartmentQuota)
 
 
 class AuditedAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # one class for several models
@@ -59,6 +74,31 @@ class AuditedAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # one class for
         """Delete one by one, so that each is recorded."""
         for obj in queryset:
             self.delete_model(request, obj)
+
+    def _record_rows(
+        self,
+        request: HttpRequest,
+        owner: Project | Department,
+        formset: BaseModelFormSet[Any, Any],  # of any inline
+    ) -> None:
+        """What was added, changed and taken away beside the owner's own fields."""
+        kind = str(formset.model._meta.model_name) if formset.model else ""
+        is_quota = formset.model in QUOTAS
+        rows = {
+            "added": [] if is_quota else formset.new_objects,
+            "changed": [] if is_quota else [row for row, _fields in formset.changed_objects],
+            "removed": formset.deleted_objects,
+        }
+        after = {what: [str(row) for row in found] for what, found in rows.items() if found}
+        owner_kind = str(owner._meta.model_name)
+        if after:
+            audit.record(
+                _actor(request),
+                action=f"{owner_kind}.{kind}s",
+                entity=(owner_kind, owner.name),
+                after=after,
+                channel="admin",
+            )
 
     def _record(
         self,
@@ -90,12 +130,83 @@ def _actor(request: HttpRequest) -> User | None:
     return request.user if isinstance(request.user, User) else None
 
 
+class DepartmentIterator(ModelChoiceIterator):  # type: ignore[type-arg]  # generic at check time
+    """Departments by their paths, each below the one that it belongs to."""
+
+    def __iter__(self) -> Iterator[tuple[Any, Any]]:  # of Django's own types
+        """The empty choice, then the tree."""
+        if self.field.empty_label is not None:
+            yield ("", self.field.empty_label)
+        tree = DepartmentTree()
+        for row in tree.in_order():
+            yield (ModelChoiceIteratorValue(row.pk, row), tree.title(row.pk))
+
+
+class DepartmentField(forms.ModelChoiceField):  # type: ignore[type-arg]  # generic at check time only
+    iterator = DepartmentIterator
+
+
+class ProjectForm(forms.ModelForm):  # type: ignore[type-arg]  # generic at check time only
+    """A project whose promises fit where it belongs."""
+
+    department = DepartmentField(
+        Department.objects.all(), required=False, label=capfirst(_("department"))
+    )
+
+    def clean(self) -> dict[str, Any]:  # what Django declares
+        """Refuse a department that has no room for what the project is promised.
+
+        Raises:
+            ValidationError: keyed by `department`.
+        """
+        values = super().clean() or self.cleaned_data
+        if "department" in self.changed_data and self.instance.pk is not None:
+            moved = copy(self.instance)
+            moved.department = values.get("department")
+            check_move(moved, "department")
+        return values
+
+
+class DepartmentForm(forms.ModelForm):  # type: ignore[type-arg]  # generic at check time only
+    """A department that is not below itself, and whose promises fit where it belongs."""
+
+    parent = DepartmentField(
+        Department.objects.all(), required=False, label=capfirst(_("belongs to"))
+    )
+
+    def clean(self) -> dict[str, Any]:  # what Django declares
+        """Refuse a loop, and a place that has no room for what is promised below it.
+
+        Raises:
+            ValidationError: keyed by `parent`.
+        """
+        values = super().clean() or self.cleaned_data
+        if "parent" in self.changed_data and self.instance.pk is not None:
+            moved = copy(self.instance)
+            moved.parent = values.get("parent")
+            check_move(moved, "parent")
+        return values
+
+
+class QuotaFormSet(BaseInlineFormSet):  # type: ignore[type-arg]  # generic at check time only
+    """Quotas whose owner may be new, or be moved by the same page."""
+
+    def get_form_kwargs(self, index: int | None) -> dict[str, Any]:  # what Django declares
+        """Also the owner, as the form of the page has left it."""
+        return {**super().get_form_kwargs(index), "owner": self.instance}
+
+
 class GpuQuotaForm(forms.ModelForm):  # type: ignore[type-arg]  # generic at check time only
-    """A quota that promises no more than the nodes of its type offer."""
+    """A quota that promises no more than there is for it."""
 
     class Meta:
         model = GpuQuota
         fields = ("node_type", "quota_milli", "limit_milli", "weight")
+
+    def __init__(self, *args: Any, owner: Project | Department, **kwargs: Any) -> None:
+        """As Django's, for quotas of `owner`."""
+        super().__init__(*args, **kwargs)
+        self._owner = owner
 
     def clean(self) -> dict[str, Any]:  # what Django declares
         """Refuse over-commitment at the field, in words.
@@ -104,18 +215,37 @@ class GpuQuotaForm(forms.ModelForm):  # type: ignore[type-arg]  # generic at che
             ValidationError: as `check_gpu_quota`.
         """
         values = super().clean() or self.cleaned_data
-        node_type, quota_milli = values.get("node_type"), values.get("quota_milli")
-        if isinstance(node_type, NodeType) and quota_milli is not None:
-            # A project that is only being added holds nothing yet.
-            project = self.instance.project if self.instance.project_id else Project()
-            check_gpu_quota(project, node_type, quota_milli, values.get("limit_milli"))
+        node_type = values.get("node_type")
+        if isinstance(node_type, NodeType) and "quota_milli" in values:
+            bounds = values["quota_milli"], values.get("limit_milli")
+            check_gpu_quota(self._owner, node_type, *bounds)
         return values
+
+
+class DepartmentQuotaForm(GpuQuotaForm):
+    class Meta:
+        model = DepartmentQuota
+        fields = GpuQuotaForm.Meta.fields
 
 
 class GpuQuotaInline(admin.TabularInline):  # type: ignore[type-arg]  # generic at check time only
     model = GpuQuota
     form = GpuQuotaForm
+    formset = QuotaFormSet
     extra = 0
+
+
+class DepartmentQuotaInline(admin.TabularInline):  # type: ignore[type-arg]  # as above
+    model = DepartmentQuota
+    form = DepartmentQuotaForm
+    formset = QuotaFormSet
+    extra = 0
+
+
+class DepartmentMembershipInline(admin.TabularInline):  # type: ignore[type-arg]  # as above
+    model = DepartmentMembership
+    extra = 0
+    autocomplete_fields = ("user",)
 
 
 class MembershipInline(admin.TabularInline):  # type: ignore[type-arg]  # generic at check time only
@@ -129,20 +259,43 @@ class AllowedNodeTypeInline(admin.TabularInline):  # type: ignore[type-arg]  # a
     extra = 0
 
 
-@admin.register(Project)
-class ProjectAdmin(AuditedAdmin):
-    list_display = ("name", "title", "department", "priority", "is_personal")
-    list_filter = ("department", "is_personal")
-    search_fields = ("name", "title")
-    inlines = (GpuQuotaInline, AllowedNodeTypeInline, MembershipInline)
-    # These have a page of their own, at the project's.
-    exclude = IDLE_RULE
+class DepartmentFilter(admin.SimpleListFilter):
+    """Projects of a department and of those below it."""
 
-    def get_readonly_fields(
-        self, request: HttpRequest, obj: models.Model | None = None
-    ) -> tuple[str, ...]:
-        """A project's name is fixed once it exists."""
-        return ("name",) if obj else ()
+    title = _("department")
+    parameter_name = "department"
+
+    def lookups(
+        self,
+        request: HttpRequest,
+        model_admin: admin.ModelAdmin[Any],  # of projects
+    ) -> list[tuple[str, str]]:
+        """Departments by their paths."""
+        tree = DepartmentTree()
+        return [(str(row.pk), tree.title(row.pk)) for row in tree.in_order()]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Project]) -> QuerySet[Project]:
+        """What is anywhere below the chosen one."""
+        value = self.value() or ""
+        if not value.isdecimal():
+            return queryset
+        return queryset.filter(department__in=DepartmentTree().below(int(value)))
+
+
+class OwnerAdmin(AuditedAdmin):
+    """Of what has quota: a change of quota goes through its service, a new place wakes the
+    planner."""
+
+    place: ClassVar[str]
+    """The field that says where it belongs."""
+
+    def save_model(
+        self, request: HttpRequest, obj: models.Model, form: forms.ModelForm[Any], change: bool
+    ) -> None:
+        """Save and audit."""
+        super().save_model(request, obj, form, change)
+        if self.place in form.changed_data:
+            wake_planner()
 
     def save_formset(
         self,
@@ -152,60 +305,88 @@ class ProjectAdmin(AuditedAdmin):
         change: bool,
     ) -> None:
         """Quotas go through their service; the rest is saved and audited."""
-        if formset.model is not GpuQuota:
+        if formset.model not in QUOTAS:
             super().save_formset(request, form, formset, change)
             self._record_rows(request, form.instance, formset)
             return
         quotas = formset.save(commit=False)
         for quota in formset.deleted_objects:
             quota.delete()
+        if formset.deleted_objects:
+            wake_planner()
         for quota in quotas:
             self._save_quota(request, quota)
         self._record_rows(request, form.instance, formset)
 
-    def _save_quota(self, request: HttpRequest, quota: GpuQuota) -> None:
+    def _save_quota(self, request: HttpRequest, quota: GpuQuota | DepartmentQuota) -> None:
+        actor = _actor(request)
         try:
-            set_gpu_quota(
-                quota.project,
-                quota.node_type,
-                quota_milli=quota.quota_milli,
-                limit_milli=quota.limit_milli,
-                weight=quota.weight,
-                actor=_actor(request),
-            )
+            if isinstance(quota, GpuQuota):
+                set_gpu_quota(
+                    quota.project,
+                    quota.node_type,
+                    quota_milli=quota.quota_milli,
+                    limit_milli=quota.limit_milli,
+                    weight=quota.weight,
+                    actor=actor,
+                )
+            else:
+                set_department_quota(
+                    quota.department,
+                    quota.node_type,
+                    quota_milli=quota.quota_milli,
+                    limit_milli=quota.limit_milli,
+                    weight=quota.weight,
+                    actor=actor,
+                )
         except ValidationError as error:
             # Two admins at once: the form was right when it was checked.
             messages.error(request, " ".join(error.messages))
 
-    def _record_rows(
-        self,
-        request: HttpRequest,
-        project: Project,
-        formset: BaseModelFormSet[Any, Any],  # of any inline
-    ) -> None:
-        """What was added, changed and taken away beside the project's own fields."""
-        kind = str(formset.model._meta.model_name) if formset.model else ""
-        is_quota = formset.model is GpuQuota
-        rows = {
-            "added": [] if is_quota else formset.new_objects,
-            "changed": [] if is_quota else [row for row, _fields in formset.changed_objects],
-            "removed": formset.deleted_objects,
-        }
-        after = {what: [str(row) for row in found] for what, found in rows.items() if found}
-        if after:
-            audit.record(
-                _actor(request),
-                action=f"project.{kind}s",
-                entity=("project", project.name),
-                after=after,
-                channel="admin",
-            )
+
+@admin.register(Project)
+class ProjectAdmin(OwnerAdmin):
+    place = "department"
+    form = ProjectForm
+    list_filter = (DepartmentFilter, "is_personal")
+    search_fields = ("name", "title")
+    inlines = (GpuQuotaInline, AllowedNodeTypeInline, MembershipInline)
+    # These have a page of their own, at the project's.
+    exclude = IDLE_RULE
+
+    def get_list_display(self, request: HttpRequest) -> tuple[Any, ...]:
+        """With the path of its department, read once a page."""
+        return ("name", "title", _path_column("department_id"), "priority", "is_personal")
+
+    def get_readonly_fields(
+        self, request: HttpRequest, obj: models.Model | None = None
+    ) -> tuple[str, ...]:
+        """A project's name is fixed once it exists."""
+        return ("name",) if obj else ()
 
 
 @admin.register(Department)
-class DepartmentAdmin(AuditedAdmin):
-    list_display = ("name", "title")
+class DepartmentAdmin(OwnerAdmin):
+    place = "parent"
+    form = DepartmentForm
+    fields = ("name", "title", "parent")
     search_fields = ("name", "title")
+    inlines = (DepartmentQuotaInline, DepartmentMembershipInline)
+
+    def get_list_display(self, request: HttpRequest) -> tuple[Any, ...]:
+        """With its path, read once a page."""
+        return ("name", _path_column("pk"))
+
+
+def _path_column(attribute: str) -> Callable[[models.Model], str]:
+    """A column with the path of the department that an attribute of the row names."""
+    tree = DepartmentTree()
+
+    @admin.display(description=_("department"))
+    def path(row: models.Model) -> str:
+        return tree.title(getattr(row, attribute)) or "—"
+
+    return path
 
 
 @admin.register(NodeType)

@@ -18,6 +18,8 @@ from django.db import models
 from django.db.models import F, Q
 from django.utils.translation import gettext_lazy as _
 
+from projects import tree
+
 if TYPE_CHECKING:
     from django_stubs_ext.db.models.manager import RelatedManager
 
@@ -43,11 +45,27 @@ class User(AbstractUser):
 
 
 class Department(models.Model):
-    """A group of projects (the core divides over a tree of them)."""
+    """A group of projects and of further departments: the tree over which the core divides.
+
+    The database refuses a department that would be its own ancestor, and one below the lowest
+    level, whatever code tries (a trigger, see the migration).
+    """
 
     name = models.CharField(_("name"), max_length=40, unique=True, validators=[validate_slug])
     title = models.CharField(_("title"), max_length=80, blank=True)
+    parent = models.ForeignKey(
+        "self",
+        on_delete=models.PROTECT,
+        null=True,
+        blank=True,
+        related_name="children",
+        verbose_name=_("belongs to"),
+    )
     created_at = models.DateTimeField(auto_now_add=True)
+
+    if TYPE_CHECKING:
+        children: RelatedManager[Department]
+        gpu_quotas: RelatedManager[DepartmentQuota]
 
     class Meta:
         ordering = ("name",)
@@ -56,6 +74,33 @@ class Department(models.Model):
 
     def __str__(self) -> str:
         return self.title or self.name
+
+    def clean(self) -> None:
+        """Refuse at the field what the trigger would.
+
+        Raises:
+            ValidationError: keyed by `parent`: it is this department or below it, or too low.
+        """
+        if self.parent is None:
+            return
+        parents = dict(Department.objects.values_list("pk", "parent"))
+        if self.pk is not None and self.parent.pk in tree.below(self.pk, parents):
+            message = _("“%(value)s” is “%(name)s” itself or a department below it.")
+            names = {"value": str(self.parent), "name": str(self)}
+            raise ValidationError({"parent": ValidationError(message, "own_ancestor", names)})
+        own = 1 if self.pk is None else tree.num_levels(self.pk, parents)
+        levels = len(tree.path(self.parent.pk, parents)) + own
+        if levels > tree.MAX_LEVELS:
+            message = _(
+                "Below “%(value)s” there would be %(levels)s levels of departments; "
+                "at most %(limit)s."
+            )
+            params: dict[str, object] = {
+                "value": str(self.parent),
+                "levels": levels,
+                "limit": tree.MAX_LEVELS,
+            }
+            raise ValidationError({"parent": ValidationError(message, "too_deep", params)})
 
 
 class NodeType(models.Model):
@@ -334,6 +379,72 @@ class GpuQuota(models.Model):
 
     def __str__(self) -> str:
         return f"{self.project} · {self.node_type} · {self.quota_milli / 1000:g}"
+
+
+class DepartmentQuota(models.Model):
+    """A department's GPUs of one node type, where it has bounds of its own.
+
+    Attributes:
+        quota_milli: Guaranteed to all below it together; what is promised there is at most this.
+            Null: what they are promised, added up.
+        limit_milli: All below it together never hold more. Null: no bound of its own.
+        weight: Its part of the surplus among its siblings. Null: the weights below it, added up.
+    """
+
+    department = models.ForeignKey(Department, on_delete=models.CASCADE, related_name="gpu_quotas")
+    node_type = models.ForeignKey(NodeType, on_delete=models.PROTECT, related_name="+")
+    quota_milli = models.PositiveIntegerField(
+        _("quota, thousandths of a GPU"), null=True, blank=True
+    )
+    limit_milli = models.PositiveIntegerField(
+        _("limit, thousandths of a GPU"), null=True, blank=True
+    )
+    weight = models.PositiveSmallIntegerField(_("weight"), null=True, blank=True)
+
+    class Meta:
+        verbose_name = _("GPU quota of a department")
+        verbose_name_plural = _("GPU quotas of departments")
+        constraints: ClassVar = [
+            models.UniqueConstraint(
+                fields=["department", "node_type"], name="department_quota_unique"
+            ),
+            models.CheckConstraint(
+                condition=Q(limit_milli__isnull=True)
+                | Q(quota_milli__isnull=True)
+                | Q(limit_milli__gte=F("quota_milli")),
+                name="department_quota_limit_not_below_quota",
+                violation_error_code="limit_below_quota",
+                violation_error_message=_("The limit may not be below the quota."),
+            ),
+        ]
+
+    def __str__(self) -> str:
+        quota = "—" if self.quota_milli is None else f"{self.quota_milli / 1000:g}"
+        return f"{self.department} · {self.node_type} · {quota}"
+
+
+class DepartmentMembership(models.Model):
+    """A role in all projects of a department and of the departments below it."""
+
+    user = models.ForeignKey(User, on_delete=models.CASCADE, related_name="department_memberships")
+    department = models.ForeignKey(Department, on_delete=models.CASCADE, related_name="memberships")
+    role = models.CharField(_("role"), max_length=16, choices=Role.choices, default=Role.RESEARCHER)
+    expires_at = models.DateTimeField(_("expires"), null=True, blank=True)
+
+    class Meta:
+        verbose_name = _("membership of a department")
+        verbose_name_plural = _("memberships of departments")
+        constraints: ClassVar = [
+            models.UniqueConstraint(
+                fields=["user", "department"], name="department_membership_unique"
+            ),
+            models.CheckConstraint(
+                condition=Q(role__in=Role.values), name="department_membership_role_known"
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.user} · {self.department} · {self.get_role_display()}"
 
 
 class PriceChange(models.Model):

@@ -1,70 +1,67 @@
 """Change a quota; refuse to promise more than there is.
 
-Sessions rest on quota being there at once, so the sum over projects may not exceed what the
-registered nodes of a type offer, and there is no override.
+Sessions rest on quota being there at once, so what is promised may not exceed what the registered
+nodes of a type offer, nor below a department what the department has (`projects.promises`); there
+is no override.
 """
 
 from __future__ import annotations
 
 from django.core.exceptions import ValidationError
 from django.db import connection, transaction
-from django.db.models import Sum
-from django.utils.translation import gettext as _
 
 from projects.audit import record
-from projects.models import GpuQuota, NodeType, Project, User
+from projects.departments import lock_tree
+from projects.models import Department, DepartmentQuota, GpuQuota, NodeType, Project, User
+from projects.promises import Promises
 
 WAKE_CHANNEL = "allot_wake"
 """The planner listens here; a change of quota is a reason to plan."""
 
 
-def promised_milli(node_type: NodeType, *, except_project: Project | None = None) -> int:
-    """Sum of the quotas of a node type, in thousandths of a GPU."""
-    quotas = GpuQuota.objects.filter(node_type=node_type)
-    if except_project is not None and except_project.pk is not None:
-        quotas = quotas.exclude(project=except_project)
-    return quotas.aggregate(total=Sum("quota_milli"))["total"] or 0
-
-
 def check_gpu_quota(
-    project: Project, node_type: NodeType, quota_milli: int, limit_milli: int | None
+    owner: Project | Department,
+    node_type: NodeType,
+    quota_milli: int | None,
+    limit_milli: int | None,
 ) -> None:
-    """Refuse what would promise more than there is.
+    """Refuse what would promise more than there is, at any level of the tree.
+
+    Args:
+        owner: May not be saved yet; it counts where its instance says that it belongs.
+        node_type: Whose GPUs; what it offers is the bound at the top.
+        quota_milli: None, of a department only: what is promised below it.
+        limit_milli: None: no bound of its own.
 
     Raises:
         ValidationError: keyed by field (`quota_milli`, `limit_milli`), naming value and limit.
     """
-    if limit_milli is not None and limit_milli < quota_milli:
-        raise ValidationError(
-            {
-                "limit_milli": ValidationError(
-                    _("The limit %(limit)s GPU is below the quota %(quota)s GPU."),
-                    code="limit_below_quota",
-                    params={"limit": limit_milli / 1000, "quota": quota_milli / 1000},
-                )
-            }
-        )
-    others = promised_milli(node_type, except_project=project)
-    free = node_type.capacity_gpu_milli - others
-    if quota_milli > max(free, 0):
-        raise ValidationError(
-            {
-                "quota_milli": ValidationError(
-                    _(
-                        "%(asked)s GPU asked, but of %(capacity)s GPU of %(type)s "
-                        "%(others)s are promised to others: at most %(free)s."
-                    ),
-                    code="quota_exceeds_capacity",
-                    params={
-                        "asked": quota_milli / 1000,
-                        "capacity": node_type.capacity_gpu_milli / 1000,
-                        "type": node_type.title,
-                        "others": others / 1000,
-                        "free": max(free, 0) / 1000,
-                    },
-                )
-            }
-        )
+    promises = Promises(node_type)
+    promises.put(owner, quota_milli, limit_milli)
+    promises.check(owner)
+
+
+def check_move(owner: Project | Department, field: str) -> None:
+    """Refuse a place in the tree where what the owner is promised does not fit.
+
+    Takes the locks under which nothing else moves: call it in the transaction that then saves.
+
+    Raises:
+        ValidationError: keyed by `field`, naming what does not fit, of every node type.
+    """
+    lock_tree()
+    if isinstance(owner, Department):
+        owner.clean()  # What is promised can only be added up where there is no loop.
+    problems: list[ValidationError] = []
+    for node_type in NodeType.objects.all():
+        promises = Promises(node_type)
+        promises.move(owner)
+        try:
+            promises.check(owner)
+        except ValidationError as error:
+            problems += [each for errors in error.error_dict.values() for each in errors]
+    if problems:
+        raise ValidationError({field: problems})
 
 
 @transaction.atomic
@@ -84,7 +81,8 @@ def set_gpu_quota(
     """
     # The node type's row serialises changes of its quotas: two admins cannot promise the same GPU.
     locked = NodeType.objects.select_for_update(no_key=True).get(pk=node_type.pk)
-    check_gpu_quota(project, locked, quota_milli, limit_milli)
+    # Where it belongs now: whoever moves it holds the same lock.
+    check_gpu_quota(Project.objects.get(pk=project.pk), locked, quota_milli, limit_milli)
     before = (
         GpuQuota.objects.filter(project=project, node_type=locked)
         .values("quota_milli", "limit_milli", "weight")
@@ -101,6 +99,45 @@ def set_gpu_quota(
         before=before,
         after={"node_type": locked.name, **after},
     )
+    wake_planner()
+    return quota
+
+
+@transaction.atomic
+def set_department_quota(
+    department: Department,
+    node_type: NodeType,
+    *,
+    quota_milli: int | None = None,
+    limit_milli: int | None = None,
+    weight: int | None = None,
+    actor: User | None = None,
+) -> DepartmentQuota:
+    """Set a department's own bounds for one node type, and wake the planner.
+
+    Raises:
+        ValidationError: as `check_gpu_quota`.
+    """
+    locked = NodeType.objects.select_for_update(no_key=True).get(pk=node_type.pk)
+    check_gpu_quota(Department.objects.get(pk=department.pk), locked, quota_milli, limit_milli)
+    rows = DepartmentQuota.objects.filter(department=department, node_type=locked)
+    before = rows.values("quota_milli", "limit_milli", "weight").first()
+    after = {"quota_milli": quota_milli, "limit_milli": limit_milli, "weight": weight}
+    quota, _created = DepartmentQuota.objects.update_or_create(
+        department=department, node_type=locked, defaults=after
+    )
+    record(
+        actor,
+        action="quota.set",
+        entity=("department", department.name),
+        before=before,
+        after={"node_type": locked.name, **after},
+    )
+    wake_planner()
+    return quota
+
+
+def wake_planner() -> None:
+    """Plan anew, once the transaction has committed: quotas or the tree have changed."""
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_notify(%s, 'quota')", [WAKE_CHANNEL])
-    return quota

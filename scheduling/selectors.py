@@ -16,7 +16,7 @@ from django.db.models import Count, Q, QuerySet, Sum
 from django.utils.translation import gettext as _
 
 from projects import access
-from projects.models import NodeType, Project, Role, User
+from projects.models import NodeType, Project, User
 from scheduling import formats
 from scheduling.bars import Bar
 from scheduling.lent import lent_now
@@ -329,8 +329,7 @@ def managed_project_ids(user: User) -> frozenset[int] | None:
     """Projects that the person manages; None stands for all of them (an admin)."""
     if user.is_superuser:
         return None
-    managed = access.memberships_of(user).filter(role=Role.MANAGER)
-    return frozenset(managed.values_list("project", flat=True))
+    return frozenset(access.managed_projects(user).values_list("pk", flat=True))
 
 
 # ---------------------------------------------------------------- workloads

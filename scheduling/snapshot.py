@@ -1,9 +1,4 @@
-"""Rows → `core.Snapshot`, in a fixed number of queries, and the policy that goes with it.
-
-Departments have no quota of their own: in the core's tree each carries the sum of its projects'
-    quotas and weights, so
-that the division between departments equals what their projects were promised together.
-"""
+"""Rows → `core.Snapshot`, in a fixed number of queries, and the policy that goes with it."""
 
 from __future__ import annotations
 
@@ -18,7 +13,7 @@ from django.db.models import Avg, F, Max, OuterRef, Prefetch, Q, QuerySet, Subqu
 from django.db.models.functions import RowNumber
 from django.utils import timezone
 
-from projects.models import GpuQuota, NodeType, Project
+from projects.models import NodeType
 from scheduling import past
 from scheduling.core import types as core
 from scheduling.core.lenders import LENDING_OFF
@@ -40,6 +35,7 @@ from scheduling.models import (
     SwapState,
     Workload,
 )
+from scheduling.organisation import gpu_key, read_organisation
 
 LEAVING_PHASES = (Phase.CHECKPOINTING, Phase.STOPPING)
 
@@ -74,11 +70,6 @@ class Taken:
     titles: Mapping[str, str] = field(default_factory=dict)
 
 
-def gpu_key(node_type: str | None) -> core.ResourceKey:
-    """The resource that the GPUs of a node type count towards."""
-    return core.ResourceKey(f"gpu:{node_type}" if node_type else "gpu")
-
-
 def take_snapshot() -> Taken:
     """Read everything that the planner must know. Call it inside the cycle's advisory lock."""
     now = timezone.now()
@@ -86,19 +77,18 @@ def take_snapshot() -> Taken:
     failed = past.failed_starts(policy, now)
     nodes = tuple(_nodes(failed))
     use = past.past_use(nodes, policy, now)
-    titles: dict[str, str] = {}
-    projects = tuple(_projects(use, titles))
+    organisation = read_organisation(use)
     workloads = list(_unfinished())
     return Taken(
         snapshot=core.Snapshot(
             nodes=nodes,
-            projects=projects,
+            projects=organisation.projects,
             workloads=tuple(_workloads(workloads, nodes, failed, now)),
             loans=tuple(_loans(workloads)),
         ),
         policy=policy,
         rows={workload_id(row): row for row in workloads},
-        titles=titles,
+        titles=organisation.titles,
     )
 
 
@@ -193,51 +183,6 @@ def _nodes(failed: past.FailedStarts) -> Iterable[core.Node]:
             and not node.zone.is_stopping
             and all(device.is_healthy for device in devices),
         )
-
-
-def _projects(use: past.Use, titles: dict[str, str]) -> Iterable[core.Project]:
-    projects = list(Project.objects.select_related("department").order_by("created_at", "pk"))
-    shares: dict[int, dict[core.ResourceKey, core.Share]] = defaultdict(dict)
-    for quota in GpuQuota.objects.select_related("node_type"):
-        shares[quota.project_id][gpu_key(quota.node_type.name)] = core.Share(
-            quota=quota.quota_milli, limit=quota.limit_milli, weight=quota.weight
-        )
-    departments: dict[core.ProjectId, list[core.Project]] = defaultdict(list)
-    for order, row in enumerate(projects):
-        own = shares[row.pk]
-        own[core.CPU] = core.Share(row.cpu_quota_milli, row.cpu_limit_milli)
-        own[core.MEMORY] = core.Share(row.memory_quota_mib, row.memory_limit_mib)
-        parent = core.ProjectId(f"department:{row.department.name}") if row.department else None
-        project = core.Project(
-            core.ProjectId(row.name), parent, row.priority, order, own, use.get(row.name, {})
-        )
-        if parent is not None and row.department is not None:
-            titles[parent] = row.department.title or row.department.name
-            departments[parent].append(project)
-        yield project
-    for name, children in departments.items():
-        yield core.Project(
-            id=name,
-            parent=None,
-            priority=max(child.priority for child in children),
-            created=min(child.created for child in children),
-            shares=_summed(children),
-        )
-
-
-def _summed(children: Iterable[core.Project]) -> dict[core.ResourceKey, core.Share]:
-    """Add up its projects' quotas and weights; a department has no ceiling of its own."""
-    totals: dict[core.ResourceKey, core.Share] = {}
-    for child in children:
-        for key, share in child.shares.items():
-            before = totals.get(key, core.Share(quota=0, limit=None, weight=0))
-            unlimited = before.quota is None or share.quota is None
-            totals[key] = core.Share(
-                quota=None if unlimited else (before.quota or 0) + (share.quota or 0),
-                limit=None,
-                weight=before.weight + share.weight,
-            )
-    return totals
 
 
 def _unfinished() -> QuerySet[Workload]:

@@ -115,7 +115,7 @@ def _from_sums(query: Query, seen: Sight, buckets: tuple[Bucket, ...], now: date
     series = [sums.series(name, rows) for name, rows in sums.groups()]
     whole = sums.series(Named(WHOLE, _("All")), sums.seen_rows())
     capacity = None
-    if metric.whole is not None and not seen.is_restricted and query.project is None:
+    if metric.whole is not None and not seen.is_restricted and query.only is None:
         capacity = sums.capacity(metric.whole)
         series.append(sums.rest(metric))
     return Answer(query, buckets, _ordered(series), whole, capacity, seen.is_restricted)

@@ -15,8 +15,9 @@ from zoneinfo import ZoneInfo
 from django.conf import settings
 from django.utils.translation import gettext as _
 
-from projects.access import visible_projects
-from projects.models import Project, User
+from projects.access import visible_departments, visible_projects
+from projects.departments import DepartmentTree
+from projects.models import Department, Project, User
 from scheduling.analytics.computing import QUARTER
 from scheduling.analytics.metrics import METRICS, Group, Metric
 
@@ -57,7 +58,9 @@ class Query:
         since, until: UTC, on quarter-hours; `until` is at most the end of the running one.
         step: One of `STEPS`.
         zone: In which days and hours are cut.
-        project: Only this one; None is all.
+        project, department: Only this one; None is all.
+        only: The ids of the projects that are asked for; None is all. Of a department those at any
+            depth below it that the viewer may see.
     """
 
     metric: Metric
@@ -67,6 +70,8 @@ class Query:
     step: str
     zone: ZoneInfo
     project: Project | None = None
+    department: Department | None = None
+    only: frozenset[int] | None = None
 
     @property
     def edges(self) -> tuple[datetime, ...]:
@@ -126,7 +131,8 @@ def midnight(day: date, zone: ZoneInfo) -> datetime:
 
 
 def read(params: Mapping[str, str], now: datetime, viewer: User) -> Query:
-    """Read a question: `metric`, `group_by`, `from`, `to`, `step`, `tz`, `project`.
+    """Read a question: `metric`, `group_by`, `from`, `to`, `step`, `tz`, `project`,
+    `department`.
 
     Args:
         params: As in an address; what is missing or empty has a default, the metric apart.
@@ -142,13 +148,26 @@ def read(params: Mapping[str, str], now: datetime, viewer: User) -> Query:
     zone = reader.zone(viewer.time_zone or settings.TIME_ZONE)
     since, until = reader.period(zone)
     project = reader.project(viewer)
+    department, only = reader.department(viewer)
+    if project is not None:
+        only = frozenset({project.pk}) & only if only is not None else frozenset({project.pk})
     step = reader.text("step")
     if step and step not in STEPS:
         reader.refuse("step", "invalid_choice", step, ", ".join(STEPS))
         step = ""
     if reader.problems or metric is None:
         raise QueryError(reader.problems)
-    query = Query(metric, group, since, until, step or usual_step(until - since), zone, project)
+    query = Query(
+        metric,
+        group,
+        since,
+        until,
+        step or usual_step(until - since),
+        zone,
+        project,
+        department,
+        only,
+    )
     if (count := len(query.edges) - 1) > MAX_POINTS:
         message = _("A step of %(value)s makes %(count)s points; at most %(limit)s are shown.")
         values = {"value": query.step, "count": count, "limit": MAX_POINTS}
@@ -211,6 +230,21 @@ class _Reader:
                 Wrong("project", "unknown_project", message % {"value": name[:60]})
             )
         return project
+
+    def department(self, viewer: User) -> tuple[Department | None, frozenset[int] | None]:
+        """A department, and the projects below it that the viewer may see."""
+        name = self.text("department")
+        if not name:
+            return None, None
+        tree = DepartmentTree()
+        found = {row.name: row for row in visible_departments(viewer, tree)}.get(name)
+        if found is None:
+            message = _("There is no department “%(value)s” of which you may see a project.")
+            words = message % {"value": name[:60]}
+            self.problems.append(Wrong("department", "unknown_department", words))
+            return None, None
+        below = visible_projects(viewer).filter(department__in=tree.below(found.pk))
+        return found, frozenset(below.values_list("pk", flat=True))
 
     def period(self, zone: ZoneInfo) -> tuple[datetime, datetime]:
         until = self._time("to", zone) or self._now

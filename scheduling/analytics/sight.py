@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 from django.utils.translation import gettext as _
 
-from projects.access import memberships_of, visible_projects
-from projects.models import NodeType, Project, Role, User, WorkloadKind
+from projects.access import managed_projects, visible_projects
+from projects.departments import DepartmentTree
+from projects.models import NodeType, Project, User, WorkloadKind
 from scheduling.analytics.measures import Scope
 from scheduling.analytics.metrics import SCOPES, Group
 from scheduling.analytics.query import Query, QueryError, Wrong
@@ -40,6 +41,8 @@ class Sight:
     Attributes:
         scope: In which the sums are kept that can be told apart for this viewer.
         is_total: Whether sums over all projects will do, of which there are fewer.
+        departments: Where they are asked for: each by its path. A project counts once, for the
+            department that it belongs to itself.
         named: Projects that the viewer may see by name.
         managed, own_user: For cost: whose sums are seen at all; None of both is everybody's.
     """
@@ -47,6 +50,7 @@ class Sight:
     query: Query
     scope: Scope
     projects: Mapping[int, Project]
+    departments: Mapping[int | None, Named]
     named: frozenset[int]
     names: Mapping[str, Named]
     is_total: bool = False
@@ -68,7 +72,7 @@ class Sight:
         """
         if self.is_total:
             return self.name_of(project, key)
-        if self.query.project is not None and project != self.query.project.pk:
+        if self.query.only is not None and project not in self.query.only:
             return None
         if self.managed is not None and project not in self.managed:
             is_own = self.own_user in (user, key if self.scope is Scope.USER else None)
@@ -90,9 +94,7 @@ class Sight:
         found = self.projects[project]
         if group is Group.PROJECT:
             return Named(found.name, str(found))
-        if found.department is None:
-            return Named("none", _("No department"))
-        return Named(found.department.name, str(found.department))
+        return self.departments.get(found.department_id) or Named("none", _("No department"))
 
 
 def of(query: Query, viewer: User) -> Sight:
@@ -101,21 +103,20 @@ def of(query: Query, viewer: User) -> Sight:
     Raises:
         QueryError: this viewer may not see cost by this group, or a node has no projects.
     """
-    if query.project is not None and query.group_by is Group.NODE:
+    if query.only is not None and query.group_by is Group.NODE:
         _refuse("node", ", ".join(group for group in Group if group is not Group.NODE))
     sight = Sight(
         query=query,
         scope=SCOPES[query.group_by],
-        projects={row.pk: row for row in Project.objects.select_related("department")},
+        projects={row.pk: row for row in Project.objects.all()},
+        departments=_departments() if query.group_by is Group.DEPARTMENT else {},
         named=frozenset(visible_projects(viewer).values_list("pk", flat=True)),
         names=_names(query.group_by),
         is_total=_is_total(query, viewer),
     )
     if viewer.is_superuser or not query.metric.is_cost:
         return sight
-    managed = frozenset(
-        memberships_of(viewer).filter(role=Role.MANAGER).values_list("project", flat=True)
-    )
+    managed = frozenset(managed_projects(viewer).values_list("pk", flat=True))
     by_person = query.group_by in _BY_PERSON
     if query.group_by is Group.NODE or not (by_person or managed):
         _refuse(query.group_by, ", ".join(_BY_PERSON))
@@ -123,6 +124,7 @@ def of(query: Query, viewer: User) -> Sight:
         query=query,
         scope=Scope.USER if by_person else sight.scope,
         projects=sight.projects,
+        departments=sight.departments,
         named=sight.named,
         names=sight.names,
         managed=managed,
@@ -132,7 +134,7 @@ def of(query: Query, viewer: User) -> Sight:
 
 def _is_total(query: Query, viewer: User) -> bool:
     """Whether nothing must be told apart by project for this viewer."""
-    if query.project is not None:
+    if query.only is not None:
         return False
     if query.group_by is Group.TEMPLATE:
         return viewer.is_superuser
@@ -143,6 +145,11 @@ def _refuse(value: str, limit: str) -> None:
     message = _("This cannot be told apart by %(value)s for you here, only by: %(limit)s.")
     words = message % {"value": value, "limit": limit}
     raise QueryError([Wrong("group_by", "not_allowed", words, limit)])
+
+
+def _departments() -> dict[int | None, Named]:
+    tree = DepartmentTree()
+    return {row.pk: Named(row.name, tree.title(row.pk)) for row in tree.in_order()}
 
 
 def _names(group: Group) -> dict[str, Named]:

@@ -105,7 +105,7 @@ class Outlook:
 
     Args:
         beside: The newcomer whose claims are imagined belongs to the same department as this
-            project; None: to none.
+            project or department; None: to none.
     """
 
     def __init__(

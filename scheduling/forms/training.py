@@ -11,8 +11,8 @@ from django.core.exceptions import ValidationError
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import pgettext_lazy
 
-from projects.access import memberships_of
-from projects.models import Project, Role, WorkloadKind
+from projects.access import managed_projects
+from projects.models import Project, WorkloadKind
 from scheduling.capacity import Supply
 from scheduling.forms.amounts import INTEGER, MINUTES, AmountField, shown
 from scheduling.forms.base import WorkloadForm
@@ -194,7 +194,7 @@ class TrainingForm(WorkloadForm):
         project = self.cleaned_data.get("project")
         if priority is None or priority <= Priority.MEDIUM or not isinstance(project, Project):
             return
-        if memberships_of(self.user).filter(project=project, role=Role.MANAGER).exists():
+        if managed_projects(self.user).filter(pk=project.pk).exists():
             return
         message = _("“%(value)s” is for managers of the project; yours is at most “%(limit)s”.")
         params = {"value": priority.label, "limit": Priority.MEDIUM.label}

@@ -14,6 +14,8 @@ from django.utils.translation import gettext_lazy as _
 from django.views.decorators.http import require_safe
 
 from projects import access
+from projects.departments import DepartmentTree
+from projects.models import User
 from scheduling import formats, palette
 from scheduling.analytics.answer import Answer
 from scheduling.analytics.metrics import GROUP_TITLES, METRICS, Form, Group, Metric, Words
@@ -47,11 +49,19 @@ def analytics(request: PageRequest) -> HttpResponse:
         "groups": [(group, GROUP_TITLES[group]) for group in (metric.groups if metric else Group)],
         "steps": periods.STEP_WORDS.items(),
         "projects": list(access.visible_projects(request.user)),
+        "departments": department_choices(request.user),
         "chart": chart_of(outcome.answer, asked) if outcome.answer else None,
         "csv_address": reverse("scheduling:analytics-csv"),
         **period_context(request, asked),
     }
     return page(request, "scheduling/analytics.html", context, outcome.status)
+
+
+def department_choices(viewer: User) -> list[tuple[str, str]]:
+    """Names and paths of the departments by which the reader may choose."""
+    tree = DepartmentTree()
+    rows = access.visible_departments(viewer, tree)
+    return [(row.name, tree.title(row.pk)) for row in rows]
 
 
 def period_context(request: HttpRequest, asked: Asked) -> dict[str, object]:

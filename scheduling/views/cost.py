@@ -18,18 +18,18 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.views.decorators.http import require_safe
 
-from projects.access import memberships_of
-from projects.models import PriceChange, Role, User
+from projects.access import managed_projects
+from projects.models import PriceChange, User
 from scheduling.analytics.answer import Answer
 from scheduling.analytics.metrics import GROUP_TITLES, Group, Words
 from scheduling.analytics.sight import UNALLOCATED
 from scheduling.analytics.table import BOM, harmless
 from scheduling.views import periods
-from scheduling.views.analytics import chart_of, period_context
+from scheduling.views.analytics import chart_of, department_choices, period_context
 from scheduling.views.pages import PageRequest, page
 from telemetry.csp import allows_charts
 
-OWN_GROUPS = (Group.PROJECT, Group.USER)
+OWN_GROUPS = (Group.PROJECT, Group.DEPARTMENT, Group.USER)
 GROUPS = (*OWN_GROUPS, Group.NODE_TYPE, Group.TEMPLATE)
 DEFAULTS = {"metric": "cost", "group_by": "project", "period": "month"}
 MAX_PRICES = 100
@@ -90,8 +90,8 @@ def bill_of(cost: Answer, idle: Answer) -> Bill:
 
 def groups_for(viewer: User) -> tuple[Group, ...]:
     """By what the reader may tell cost apart."""
-    is_manager = memberships_of(viewer).filter(role=Role.MANAGER).exists()
-    return GROUPS if viewer.is_superuser or is_manager else OWN_GROUPS
+    sees_all = viewer.is_superuser or managed_projects(viewer).exists()
+    return GROUPS if sees_all else OWN_GROUPS
 
 
 @login_required
@@ -107,6 +107,7 @@ def cost(request: PageRequest) -> HttpResponse:
         "asked": asked,
         "problems": outcome.problems,
         "groups": groups,
+        "departments": department_choices(request.user),
         "bill": bill,
         "chart": chart_of(outcome.answer, asked) if outcome.answer else None,
         "prices": _prices(),

@@ -85,7 +85,7 @@ class Asked:
 
 def read(address: QueryDict, now: datetime, **defaults: str) -> Asked:
     """Read an address; what it lacks has a default."""
-    names = ("metric", "group_by", "step", "tz", "project")
+    names = ("metric", "group_by", "step", "tz", "project", "department")
     params = {name: _text(address, name) or defaults.get(name, "") for name in names}
     params["tz"] = params["tz"] or settings.TIME_ZONE
     since, until = _text(address, "from"), _text(address, "to")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from django.contrib.auth.decorators import login_required
@@ -29,7 +29,8 @@ from scheduling.core.types import WHOLE_GPU_MILLI
 from scheduling.core.what_if import on_node_type, smaller_requests, starts_as, with_request
 from scheduling.live import project_topic, workload_topic
 from scheduling.models import WAITING_PHASES, Workload
-from scheduling.snapshot import Taken, gpu_key, take_snapshot, workload_id
+from scheduling.organisation import gpu_key
+from scheduling.snapshot import Taken, take_snapshot, workload_id
 from scheduling.texts.explained import condition, numbers, share_label, share_sentences, share_sum
 from scheduling.texts.remedies import offer_of
 from scheduling.texts.words import gpu_text
@@ -215,7 +216,7 @@ def _types(
 ) -> list[TypeView]:
     """The tables of each node type; the number of queries does not depend on how many there are."""
     own = core.ProjectId(project.name)
-    outlooks = _outlooks(project, taken, now_s)
+    outlooks = _outlooks(own, taken, now_s)
     outlook = next(iter(outlooks.values()))
     visible = {row.name: row for row in access.visible_projects(user)}
     found = {
@@ -234,7 +235,7 @@ def _types(
         views.append(
             TypeView(
                 node_type=item,
-                levels=_levels(project, steps),
+                levels=_levels(project, steps, taken.titles),
                 holders=[HolderRow(holder, visible.get(holder.project)) for holder in shown],
                 num_more=len(holders) - len(shown),
                 borrowed=sum(holder.borrowed for holder in holders),
@@ -248,19 +249,27 @@ def _types(
     return views
 
 
-def _outlooks(project: Project, taken: Taken, now_s: float) -> dict[str, Outlook]:
-    """The snapshot as seen from beside the project and, if that is in a department, from outside,
-    each with a sentence that says so."""
-    own = core.ProjectId(project.name)
+def _outlooks(own: core.ProjectId, taken: Taken, now_s: float) -> dict[str, Outlook]:
+    """The snapshot as seen from beside the project, from elsewhere in each department above it, and
+    from outside them all, each with a sentence that says so."""
+    parents = {project.id: project.parent for project in taken.snapshot.projects}
     beside = Outlook(taken.snapshot, taken.policy, now_s, beside=own)
-    if project.department is None:
+    department = parents.get(own)
+    if department is None:
         return {_("To a claim of another project inside its quota:"): beside}
-    return {
-        _("To a claim inside quota of another project of the department:"): beside,
-        _("To a claim inside quota from outside the department:"): Outlook(
-            taken.snapshot, taken.policy, now_s
-        ),
-    }
+    found = {_("To a claim inside quota of another project of the department:"): beside}
+    while (above := parents[department]) is not None:
+        claim = _("To a claim inside quota from elsewhere in %(department)s:") % {
+            "department": texts.level_word(above, {"titles": taken.titles})
+        }
+        found[claim] = Outlook(taken.snapshot, taken.policy, now_s, beside=department)
+        department = above
+    claim = _("To a claim inside quota from outside the department:")
+    if len(found) > 1:
+        claim = _("To a claim inside quota from outside %(department)s:") % {
+            "department": texts.level_word(department, {"titles": taken.titles})
+        }
+    return found | {claim: Outlook(taken.snapshot, taken.policy, now_s)}
 
 
 def _loser(
@@ -274,21 +283,18 @@ def _shown(holders: Sequence[Holder], own: core.ProjectId) -> list[Holder]:
     return [holder for i, holder in enumerate(holders) if i < MAX_HOLDERS or holder.project == own]
 
 
-def _levels(project: Project, steps: Sequence[ShareStep]) -> list[Level]:
-    """Department and project, all drawn to the length of the whole node type."""
+def _levels(project: Project, steps: Sequence[ShareStep], titles: Mapping[str, str]) -> list[Level]:
+    """Departments from the top down and the project, drawn to the length of the whole node type."""
     return [
         Level(
-            str(project) if step.id == project.name else capfirst(_department(project, step.id)),
+            str(project)
+            if step.id == project.name
+            else capfirst(texts.level_word(step.id, {"titles": titles})),
             step,
             ShareBar(step, steps[0].capacity),
         )
         for step in steps
     ]
-
-
-def _department(project: Project, name: str) -> str:
-    titles = {name: project.department.title} if project.department else {}
-    return texts.level_word(name, {"titles": titles})
 
 
 def _named(

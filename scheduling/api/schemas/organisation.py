@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from rest_framework import serializers
 
 from projects import idle_rules
-from projects.models import Project, Template
+from projects.departments import DepartmentTree
+from projects.models import DepartmentQuota, Project, Template
 from scheduling.models import ProjectUsage
 
 
@@ -16,9 +18,26 @@ class ProjectSchema(serializers.ModelSerializer[Project]):
 
     department = serializers.CharField(source="department.name", allow_null=True, default=None)
 
+    department_path = serializers.SerializerMethodField(
+        help_text="Names from the top down to `department`; empty without one."
+    )
+
     class Meta:
         model = Project
-        fields = ("name", "title", "description", "department", "priority", "is_personal")
+        fields = (
+            "name",
+            "title",
+            "description",
+            "department",
+            "department_path",
+            "priority",
+            "is_personal",
+        )
+
+    def get_department_path(self, row: Project) -> list[str]:
+        """By the tree that the view has read once."""
+        tree: DepartmentTree = self.context["tree"]
+        return [level.name for level in tree.path(row.department_id)]
 
 
 class GpuQuotaSchema(serializers.Serializer[Any]):
@@ -34,11 +53,24 @@ class GpuQuotaSchema(serializers.Serializer[Any]):
     non_preemptible_gpu_milli = serializers.IntegerField()
 
 
+class DepartmentBoundSchema(serializers.Serializer[Any]):
+    """What a department above is bounded by. Null: the sum of what is below it, or no limit."""
+
+    department = serializers.CharField()
+    node_type = serializers.CharField()
+    quota_gpu_milli = serializers.IntegerField(allow_null=True)
+    limit_gpu_milli = serializers.IntegerField(allow_null=True)
+    weight = serializers.IntegerField(allow_null=True)
+
+
 class ProjectQuotaSchema(serializers.Serializer[Any]):
     """What a project is promised. Null for CPU and memory means: not counted."""
 
     project = serializers.CharField()
     gpu = GpuQuotaSchema(many=True)
+    departments = DepartmentBoundSchema(
+        many=True, help_text="Bounds of the departments above, from the top down."
+    )
     cpu_quota_milli = serializers.IntegerField(allow_null=True)
     cpu_limit_milli = serializers.IntegerField(allow_null=True)
     memory_quota_mib = serializers.IntegerField(allow_null=True)
@@ -46,7 +78,8 @@ class ProjectQuotaSchema(serializers.Serializer[Any]):
 
 
 def quota_of(project: Project) -> dict[str, Any]:
-    """A project's quota with the last cycle's numbers; two queries."""
+    """A project's quota with the last cycle's numbers, and what bounds it from above; four
+    queries."""
     usage = {row.resource: row for row in ProjectUsage.objects.filter(project=project)}
     quotas = project.gpu_quotas.select_related("node_type").order_by("node_type__name")
     rows = []
@@ -67,11 +100,26 @@ def quota_of(project: Project) -> dict[str, Any]:
     return {
         "project": project.name,
         "gpu": rows,
+        "departments": list(_bounds_above(project)),
         "cpu_quota_milli": project.cpu_quota_milli,
         "cpu_limit_milli": project.cpu_limit_milli,
         "memory_quota_mib": project.memory_quota_mib,
         "memory_limit_mib": project.memory_limit_mib,
     }
+
+
+def _bounds_above(project: Project) -> Iterator[dict[str, Any]]:
+    path = [level.pk for level in DepartmentTree().path(project.department_id)]
+    found = DepartmentQuota.objects.filter(department__in=path)
+    rows = found.select_related("department", "node_type").order_by("node_type__name")
+    for row in sorted(rows, key=lambda each: path.index(each.department_id)):
+        yield {
+            "department": row.department.name,
+            "node_type": row.node_type.name,
+            "quota_gpu_milli": row.quota_milli,
+            "limit_gpu_milli": row.limit_milli,
+            "weight": row.weight,
+        }
 
 
 class IdleRuleSchema(serializers.Serializer[Any]):

@@ -63,6 +63,7 @@ PARAMETERS = [
     _parameter("step", "Width of a bucket.", choices=query.STEPS),
     _parameter("tz", "IANA time zone in which days and hours are cut."),
     _parameter("project", "Only this project."),
+    _parameter("department", "Only projects of this department and of those below it."),
     _parameter("spreadsheet", "For CSV: `1` writes a byte order mark and `;`.", choices=["0", "1"]),
 ]
 

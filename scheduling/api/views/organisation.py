@@ -11,6 +11,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from projects.access import may_administer_project, visible_projects
+from projects.departments import DepartmentTree
 from projects.models import Project, Template
 from projects.templates import templates_for
 from scheduling.api.base import FIELDS, ApiViewSet
@@ -43,12 +44,18 @@ class ProjectViewSet(ApiViewSet):
     @extend_schema(parameters=[FIELDS], responses={200: ProjectSchema(many=True), **ERRORS})
     def list(self, request: Request) -> Response:
         """Projects by name."""
-        return self.items(self.get_queryset(), ProjectSchema, ordering=("name",))
+        return self.items(
+            self.get_queryset(),
+            ProjectSchema,
+            ordering=("name",),
+            context=lambda _rows: {"tree": DepartmentTree()},
+        )
 
     @extend_schema(responses={200: ProjectSchema, **ERRORS})
     def retrieve(self, request: Request, name: str) -> Response:
         """One project."""
-        return Response(ProjectSchema(get_object_or_404(self.get_queryset(), name=name)).data)
+        project = get_object_or_404(self.get_queryset(), name=name)
+        return Response(ProjectSchema(project, context={"tree": DepartmentTree()}).data)
 
     @extend_schema(responses={200: ProjectQuotaSchema, **ERRORS})
     @action(detail=True)
