@@ -1,0 +1,124 @@
+"""Kinds of nodes, and which of them a project may use."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from django.core.validators import MinValueValidator
+from django.db import models
+from django.db.models import Q
+from django.utils.translation import gettext_lazy as _
+
+from projects.models.names import DEFAULT_LABEL_KEY, validate_slug
+from projects.models.owners import Project
+
+
+class NodeType(models.Model):
+    """A kind of node, for quota, price and choice.
+
+    Attributes:
+        capacity_gpu_milli: What the registered nodes of this type offer; written by `scheduling`
+            when nodes register, read here so that quotas cannot promise more.
+        shares_strictly: A workload alone on a device keeps to its share of the device's time as
+            well, instead of using what nobody else asks for.
+        swap_enabled: Idle sessions may be swapped out on its nodes.
+        swap_host_mib: Of a node's memory, so much may hold what was swapped out.
+    """
+
+    name = models.CharField(_("name"), max_length=40, unique=True, validators=[validate_slug])
+    title = models.CharField(_("title"), max_length=80)
+    label_key = models.CharField(_("label key"), max_length=63, default=DEFAULT_LABEL_KEY)
+    label_value = models.CharField(_("label value"), max_length=63)
+    gpu_model = models.CharField(_("GPU model"), max_length=80, blank=True)
+    gpu_memory_mib = models.PositiveIntegerField(_("usable memory of a GPU, MiB"), default=0)
+    capacity_gpu_milli = models.PositiveIntegerField(default=0, editable=False)
+    min_runtime_s = models.PositiveIntegerField(_("minimum runtime, s"), default=0)
+    shares_strictly = models.BooleanField(
+        _("a share of a GPU's time is never exceeded"), default=False, db_default=False
+    )
+    swap_enabled = models.BooleanField(_("swaps idle sessions out"), default=False)
+    swap_host_mib = models.PositiveIntegerField(
+        _("memory for what is swapped out, MiB a node"), default=102_400
+    )
+    gpu_price_per_hour = models.DecimalField(
+        _("price of a GPU per hour"),
+        max_digits=10,
+        decimal_places=2,
+        default=0,
+        validators=[MinValueValidator(0)],
+    )
+    cpu_price_per_hour = models.DecimalField(
+        _("price of a core per hour"),
+        max_digits=10,
+        decimal_places=4,
+        default=0,
+        validators=[MinValueValidator(0)],
+    )
+    memory_price_per_hour = models.DecimalField(
+        _("price of a GiB per hour"),
+        max_digits=10,
+        decimal_places=4,
+        default=0,
+        validators=[MinValueValidator(0)],
+    )
+    rank = models.PositiveSmallIntegerField(_("order"), default=100)
+
+    class Meta:
+        ordering = ("rank", "name")
+        verbose_name = _("node type")
+        verbose_name_plural = _("node types")
+        constraints: ClassVar = [
+            models.UniqueConstraint(
+                fields=["label_key", "label_value"], name="node_type_selector_unique"
+            ),
+            models.CheckConstraint(
+                condition=Q(
+                    gpu_price_per_hour__gte=0,
+                    cpu_price_per_hour__gte=0,
+                    memory_price_per_hour__gte=0,
+                ),
+                name="node_type_prices_not_negative",
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return self.title
+
+    @property
+    def has_gpu(self) -> bool:
+        return bool(self.gpu_model)
+
+
+class WorkloadKind(models.TextChoices):
+    INTERACTIVE = "interactive", _("session")
+    TRAINING = "training", _("training")
+
+
+class AllowedNodeType(models.Model):
+    """A node type that a project's sessions or trainings may use, in order of preference.
+
+    A project and kind without any row may use all.
+    """
+
+    project = models.ForeignKey(
+        Project, on_delete=models.CASCADE, related_name="allowed_node_types"
+    )
+    node_type = models.ForeignKey(NodeType, on_delete=models.PROTECT, related_name="+")
+    kind = models.CharField(max_length=16, choices=WorkloadKind.choices)
+    rank = models.PositiveSmallIntegerField(default=100)
+
+    class Meta:
+        ordering = ("rank", "node_type__rank", "node_type__name")
+        verbose_name = _("allowed node type")
+        verbose_name_plural = _("allowed node types")
+        constraints: ClassVar = [
+            models.UniqueConstraint(
+                fields=["project", "node_type", "kind"], name="allowed_node_type_unique"
+            ),
+            models.CheckConstraint(
+                condition=Q(kind__in=WorkloadKind.values), name="allowed_node_type_kind_known"
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.project} · {self.kind} · {self.node_type}"
