@@ -12,10 +12,12 @@ from zoneinfo import ZoneInfo
 
 import pytest
 from django.test import Client
+from django.utils import translation
 
 from projects.models import User
 from scheduling import palette
 from scheduling.analytics import answer, query
+from scheduling.analytics.metrics import METRICS
 from scheduling.views.figures import place
 from tests.factories import make_project
 from tests.scheduling.history import Cluster, held, workload
@@ -191,6 +193,21 @@ def test_csv_is_the_same_answer(past: Past) -> None:
     values = dict(zip(headings, row, strict=True))
     assert float(values["Vision"]) == pytest.approx(48)
     assert float(values["Unallocated"]) == pytest.approx(36)
+
+
+def test_metrics_names_begin_alike(past: Past) -> None:
+    for language in ("en", "ru"):
+        with translation.override(language):
+            names = [str(metric.title) for metric in METRICS.values()]
+        assert [name for name in names if not name[0].isupper()] == []
+
+
+def test_a_long_period_is_drawn_in_bars_that_can_be_told_apart(past: Past) -> None:
+    since = (NOW - timedelta(days=300)).date()
+    found = opened(
+        past.admin, f"/analytics?metric=allocated_gpu_hours&from={since}&tz=UTC"
+    ).context["chart"]
+    assert found.num_buckets == pytest.approx(300 / 7, abs=2)
 
 
 @pytest.mark.parametrize("zone", ["Pacific/Kiritimati", "Pacific/Pago_Pago", "Asia/Kathmandu"])

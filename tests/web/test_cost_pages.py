@@ -52,6 +52,13 @@ def test_the_parts_make_the_whole_cluster(past: Past, group: str, language: str)
     assert sum(parts) == pytest.approx(found["Whole cluster"])
 
 
+def test_the_list_beside_the_chart_says_the_whole_as_the_bill_does(past: Past) -> None:
+    text = opened(past.admin, f"/cost?{PERIOD}&group_by=project").content.decode()
+    sums = re.findall(r'class="series-sum"><span>(.*?)</span><span>(.*?)</span>', text)
+    assert sums[-1] == ("Whole cluster", "1,440.00")
+    assert "1,440.00\u00a0RUB" in text
+
+
 def test_a_price_splits_the_day_in_which_it_changed(past: Past) -> None:
     found = amounts(bill(past.admin))
     assert found["Vision"] == pytest.approx(2 * 12 * (10 + 20))

@@ -1,4 +1,4 @@
-"""Every chart zooms and moves without dragging, and its table has its figures: by real keys."""
+"""Every chart zooms and moves without dragging, by real keys; its table has what it draws."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from django.utils import timezone
 
 from tests.web.history_scene import Past
-from tests.web.test_accessibility import DRAWN, running
+from tests.web.test_accessibility import DRAWN, hindrances, running
 from tests.web.test_analytics_browser import PERIOD, past
 from tests.web.test_browser import LOOK_MS, OVERFLOW, Site, chromium, site
 
@@ -162,6 +162,6 @@ def test_pages_with_charts_fit_a_narrow_screen(site: Site, past: Past, theme: st
     visit = site.visit(past.admin, width=320, language="ru", theme=theme)
     for address in addresses(past):
         visit.go(address)
-        drawn(visit.page)
+        assert hindrances(visit.page) == [], address
         assert visit.page.evaluate(OVERFLOW) <= 0, address
     assert visit.said == []
