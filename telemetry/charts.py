@@ -90,6 +90,12 @@ class Chart:
         """Id of the element that holds the payload."""
         return f"{self.id}-data"
 
+    @property
+    def csv_address(self) -> str:
+        """Where its figures are as CSV; empty where it cannot be read again."""
+        source: str = self.payload["source"]
+        return f"{source}&format=csv" if source else ""
+
 
 def figure_for(
     subject: str, metrics: Sequence[str], minutes: int = DEFAULT_MINUTES, **options: Any

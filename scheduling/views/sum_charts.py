@@ -38,6 +38,7 @@ from telemetry import history
 from telemetry.charts import Chart, Ready, View, Words, chart_from
 from telemetry.figures import Line, Points
 from telemetry.live import topic_for
+from telemetry.views import chart_response
 
 CLUSTER_MINUTES = 60
 NUM_BINS = 240
@@ -117,7 +118,7 @@ def workload_cost_series(request: PageRequest, workload_id: uuid.UUID) -> HttpRe
     if not access.may_see_cost(request.user, row):
         return JsonResponse({"error": _("You may not see this cost.")}, status=403)
     chart = workload_cost_chart(row, request.user.time_zone, range_of(request.GET)).chart
-    return JsonResponse(chart.payload)
+    return chart_response(request, chart)
 
 
 # ---------------------------------------------------------------- one node
@@ -160,7 +161,7 @@ def node_cost_series(request: PageRequest, name: str) -> HttpResponse:
     """A node's cost again."""
     node = get_object_or_404(Node, name=name)
     chart = node_cost_chart(node, request.user, range_of(request.GET)).chart
-    return JsonResponse(chart.payload)
+    return chart_response(request, chart)
 
 
 # ---------------------------------------------------------------- the whole cluster
@@ -221,4 +222,4 @@ def cluster_series(request: PageRequest) -> HttpResponse:
     if made is None:
         limit = "use, cost"
         return JsonResponse({"field": "of", "error": f"of: it must be one of {limit}"}, status=400)
-    return JsonResponse(made(request.user, is_lazy=False).payload)
+    return chart_response(request, made(request.user, is_lazy=False))

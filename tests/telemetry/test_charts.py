@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
@@ -14,6 +16,7 @@ import pytest
 from django.conf import settings
 from django.template.loader import render_to_string
 from django.test import Client
+from django.utils import timezone
 
 from projects.models import User
 from telemetry import charts, cost, history
@@ -195,9 +198,9 @@ class TestFigures:
 class TestSeries:
     url = "/telemetry/series"
 
-    def client(self) -> Client:
+    def client(self, name: str = "anna") -> Client:
         client = Client()
-        client.force_login(User.objects.create_user("anna"))
+        client.force_login(User.objects.create_user(name))
         return client
 
     def test_answers_with_what_the_page_draws(self) -> None:
@@ -225,6 +228,32 @@ class TestSeries:
         assert (answer.status_code, answer.json()["field"]) == (status, field)
         if field == "minutes":
             assert repr(query["minutes"][:80]) in answer.json()["error"]
+
+    def test_the_same_figures_come_as_csv(self) -> None:
+        now = timezone.now().timestamp()
+        samples = [
+            Sample("node:n", now - 20, {"cpu_cores": 1.5}),
+            Sample("node:n", now - 10, {"cpu_cores": None}),
+        ]
+        ingest(SampleBatch("z", "n", "b", samples), nodes={"n"})
+        query = {"subject": "node:n", "metric": "cpu_cores", "zone": "UTC"}
+        answer = self.client().get(self.url, query | {"format": "csv"})
+        assert answer["Content-Type"] == "text/csv; charset=utf-8"
+        headings, *rows = csv.reader(io.StringIO(answer.content.decode()))
+        assert headings == ["Time, UTC (UTC+0)", "CPU, cores"]
+        drawn = self.client("boris").get(self.url, query).json()["figure"]["data"][0]
+        shown = [
+            [at, "" if y is None else f"{y:g}"]
+            for at, y in zip(drawn["x"], drawn["y"], strict=True)
+        ]
+        assert rows == shown
+        assert "1.5" in {row[1] for row in rows}
+
+    def test_lines_of_several_subjects_are_told_apart(self) -> None:
+        query = {"subject": ["device:a", "device:b"], "metric": "gpu_util_percent"}
+        answer = self.client().get(self.url, query | {"format": "csv"})
+        (headings,) = csv.reader(io.StringIO(answer.content.decode()))
+        assert headings[1:] == ["device:a, %", "device:b, %"]
 
     def test_needs_a_login(self) -> None:
         assert Client().get(self.url).status_code == 302

@@ -116,6 +116,11 @@ def test_a_workloads_cost_chart_grows_to_what_its_page_says(past: Past) -> None:
     assert known[0] < 1.0
     assert known[-1] == pytest.approx(line["amount"])
     page = client_of(past.vera).get(f"/workloads/{past.work.pk}?range=3h").content.decode()
+    address = f"/workloads/{past.work.pk}/cost/series?range=3h&format=csv"
+    assert address.replace("&", "&amp;") in page
+    rows = client_of(past.vera).get(address).content.decode().splitlines()
+    assert rows[0].endswith('"Cost so far, RUB"')
+    assert len(rows) > 2
     assert 'id="chart-cost"' in page
 
 
