@@ -57,7 +57,7 @@ class AuditedAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # one class for
     ) -> None:
         """Save, and say who changed which fields to what."""
         super().save_model(request, obj, form, change)
-        before = {name: form.initial.get(name) for name in form.changed_data} if change else None
+        before = {name: _initial(form, name) for name in form.changed_data} if change else None
         after = {name: form.cleaned_data.get(name) for name in form.changed_data}
         self._record(request, obj, "changed" if change else "created", (before, after))
 
@@ -117,6 +117,16 @@ class AuditedAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # one class for
             after=after,
             channel="admin",
         )
+
+
+def _initial(form: forms.ModelForm[Any], name: str) -> object:
+    """What a field held; of a row that it named the row, as afterwards, and not its number."""
+    value, field = form.initial.get(name), form.fields.get(name)
+    if value is None or isinstance(field, forms.ModelMultipleChoiceField):
+        return value
+    if isinstance(field, forms.ModelChoiceField) and field.queryset is not None:
+        return field.queryset.filter(pk=value).first() or value
+    return value
 
 
 def _as_text(values: dict[str, object] | None) -> dict[str, str] | None:

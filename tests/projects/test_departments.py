@@ -417,4 +417,7 @@ class TestAdmin:
         planted.walking.refresh_from_db()
         assert planted.walking.department == planted.vision
         entry = AuditEntry.objects.get(action="project.changed")
-        assert entry.after == {"department": "Vision"}
+        assert (entry.before, entry.after) == (
+            {"department": "Robots"},
+            {"department": "Vision"},
+        )
