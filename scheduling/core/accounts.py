@@ -311,3 +311,8 @@ def parting(claimant: Account, other: Account) -> tuple[Account, Account] | None
         if mine is not theirs:
             return mine, theirs
     return None
+
+
+def gpu_milli(amounts: Amounts) -> int:
+    """The GPUs among these amounts, of whatever type, in thousandths."""
+    return sum(amount for r, amount in amounts if r >= 2)

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import nsmallest
 
+from scheduling.core.accounts import gpu_milli
 from scheduling.core.admission import barrier_to
 from scheduling.core.demand import Item, Option, Placed
 from scheduling.core.prospects import Prospects
@@ -85,11 +86,7 @@ def _could_pay(state: State, item: Item, option: Option, count: int) -> bool:
     if ask.gpu.num_devices == 0 or state.policy.consolidation_max_moves == 0:
         return False
     free = sum(pool.free_units * 1000 // pool.unit_capacity for pool in option.pools)
-    return free >= _gpu_milli(item) * count
-
-
-def _gpu_milli(item: Item) -> int:
-    return sum(amount for r, amount in item.shape.first if r >= 2)
+    return free >= gpu_milli(item.shape.first) * count
 
 
 def _candidates(state: State, prospects: Prospects, item: Item, option: Option) -> list[Item]:
@@ -257,10 +254,10 @@ def _fewest(
 def _pays(state: State, item: Item, found: _Rearrangement, count: int) -> bool:
     """No more GPUs moved than claimed, and less time lost than saved; a gang moves as a whole."""
     policy = state.policy
-    claimed = _gpu_milli(item) * count
+    claimed = gpu_milli(item.shape.first) * count
     moved = cost = 0.0
     for other in found.movers:
-        milli = _gpu_milli(other) * len(other.running)
+        milli = gpu_milli(other.shape.first) * len(other.running)
         moved += milli
         if other.workload.eviction_cost is not None:
             cost += milli * other.workload.eviction_cost.total_s

@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 
-from scheduling.core.accounts import Account
+from scheduling.core.accounts import Account, gpu_milli
 from scheduling.core.decisions import Lend, Reason, Recall
 from scheduling.core.demand import Item
 from scheduling.core.lenders import LENDING_OFF
@@ -96,7 +96,7 @@ class Lending:
             lent(
                 [lender.item.id for _, offer in pairs for lender in offer.lenders],
                 min(offer.left_s for _, offer in pairs),
-                sum(amount for r, amount in amounts if r >= 2),
+                gpu_milli(amounts),
             ),
         )
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 
 from scheduling.core.accounts import Amounts
+from scheduling.core.demand import Item
 from scheduling.core.state import State
 
 Details = dict[str, object]
@@ -41,3 +42,12 @@ def main_resource(amounts: Amounts) -> int:
 def moment(at_s: float) -> str:
     """A point in time, to the second."""
     return f"{datetime.fromtimestamp(at_s, UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def other_types(item: Item) -> tuple[Offer, ...]:
+    """Node types of the shape beyond the first, as offers."""
+    return tuple(
+        {"id": "choose_node_type", "node_type": option.node_type}
+        for option in item.shape.options[1:]
+        if option.node_type is not None
+    )
