@@ -12,6 +12,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import numpy as np
+from django.core.management.color import no_style
 from django.db import connection, models
 from django.utils import timezone
 from psycopg import sql
@@ -40,6 +41,7 @@ from scheduling.models import (
     Zone,
 )
 from telemetry import binary_copy, partitions
+from telemetry.models import Subject
 
 TYPES = (("a100", 9), ("v100", 5), ("t4", 3))
 NUM_PROJECTS, USERS_PER_PROJECT, NUM_TEMPLATES = 24, 5, 20
@@ -315,6 +317,9 @@ def _rows_of_stage(node: Node, person: tuple[int, int]) -> None:
             "INSERT INTO telemetry_subject (id, kind, name)"
             " SELECT n, 'workload', workload::text FROM stage"
         )
+        # Numbers were given here, so the database must go on behind them.
+        for statement in connection.ops.sequence_reset_sql(no_style(), [Allocation, Wait, Subject]):
+            cursor.execute(statement)
 
 
 def _like(pattern: models.Model, **expressions: str) -> None:
