@@ -24,7 +24,7 @@ from django.utils.translation import gettext_lazy as _
 
 from projects import audit, tokens
 from projects.departments import DepartmentTree
-from projects.idle_rules import IDLE_RULE
+from projects.idle_rules import RULE
 from projects.models import (
     AllowedNodeType,
     AuditEntry,
@@ -362,7 +362,7 @@ class ProjectAdmin(OwnerAdmin):
     search_fields = ("name", "title")
     inlines = (GpuQuotaInline, AllowedNodeTypeInline, MembershipInline)
     # These have a page of their own, at the project's.
-    exclude = IDLE_RULE
+    exclude = RULE
 
     def get_list_display(self, request: HttpRequest) -> tuple[Any, ...]:
         """With the path of its department, read once a page."""

@@ -27,6 +27,7 @@ from scheduling.models import (
     Workload,
     Zone,
 )
+from scheduling.rules import rule_for
 from scheduling.services.attempt_reports import record_attempts
 from scheduling.services.claims import Identity, RivalError, check_zone
 from scheduling.services.loan_reports import record_loans
@@ -191,6 +192,7 @@ def _spec(attempt: Attempt, crew: Sequence[Attempt]) -> protocol.AttemptSpec:
     workload = attempt.workload
     session = workload.is_session
     kind = attempt.node.node_type
+    rule = rule_for(workload)
     return protocol.AttemptSpec(
         attempt_id=str(attempt.pk),
         workload_id=str(workload.pk),
@@ -220,9 +222,9 @@ def _spec(attempt: Attempt, crew: Sequence[Attempt]) -> protocol.AttemptSpec:
         shares_strictly=kind is not None and kind.shares_strictly,
         is_swappable=kind is not None and kind.swap_enabled,
         idle=protocol.IdleThresholds(
-            gpu_percent=workload.project.idle_gpu_percent,
-            cpu_fraction=workload.project.idle_cpu_percent / 100,
-            network_kib_s=workload.project.idle_network_kib_s,
+            gpu_percent=rule.idle_gpu_percent,
+            cpu_fraction=rule.idle_cpu_percent / 100,
+            network_kib_s=rule.idle_network_kib_s,
         ),
     )
 

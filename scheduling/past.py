@@ -238,15 +238,13 @@ def already_run(rows: Sequence[Workload]) -> Mapping[uuid.UUID, float]:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """Predictions of one workload, on the planner's clock; None where nothing is known."""
+    """Predictions of one workload, on the planner's clock, and what they rest on; None where
+    nothing is known."""
 
     end_s: float | None = None
     early_end_s: float | None = None
     run_s: float | None = None
-
-    @property
-    def basis(self) -> str:
-        return "history" if self.run_s is not None or self.end_s is not None else ""
+    basis: str = ""
 
 
 UNKNOWN = Expected()
@@ -268,11 +266,11 @@ def expected(
         return UNKNOWN
     late_s, early_s = max(known.late_s - before_s, 0.0), max(known.early_s - before_s, 0.0)
     if started is None:
-        return Expected(run_s=late_s) if late_s else UNKNOWN
+        return Expected(run_s=late_s, basis="history") if late_s else UNKNOWN
     end_s = started.timestamp() + late_s
     if end_s <= now.timestamp():
         return UNKNOWN
-    return Expected(end_s, started.timestamp() + early_s)
+    return Expected(end_s, started.timestamp() + early_s, basis="history")
 
 
 # ---------------------------------------------------------------- nodes to avoid

@@ -14,7 +14,7 @@ from django.db.models.functions import RowNumber
 from django.utils import timezone
 
 from projects.models import NodeType
-from scheduling import past
+from scheduling import past, time_limits
 from scheduling.core import types as core
 from scheduling.core.lenders import LENDING_OFF
 from scheduling.core.predict.idleness import Spell, expected_left_s
@@ -93,7 +93,8 @@ def take_snapshot() -> Taken:
 
 
 def read_arrivals(ids: Iterable[uuid.UUID]) -> list[tuple[Workload, core.Workload]]:
-    """New workloads, each with its row. What past runs predict of them is for full cycles."""
+    """New workloads, each with its row. What past runs predict of them is for full cycles; their
+    time limits are known."""
     rows = _unfinished().filter(pk__in=list(ids), phase__in=WAITING_PHASES)
     return [
         (
@@ -224,6 +225,7 @@ def _workloads(
 ) -> Iterable[core.Workload]:
     saved = _last_saved(rows)
     lengths, before = past.run_lengths(now), past.already_run(rows)
+    clocks = time_limits.ran_before(rows)
     ready = [node for node in nodes if node.is_ready]
     idle = _idleness(rows, now)
     for row in rows:
@@ -231,6 +233,8 @@ def _workloads(
         leader = next(iter(row.attempts.all()), None)
         started = None if leader is None else leader.started_at or leader.placed_at
         told = past.expected(row, started, lengths, before.get(row.pk, 0.0), now)
+        if workload.expected_run_s is not None:  # it has a limit
+            told = time_limits.bounded(told, row, leader, clocks.get(row.pk, 0.0), now)
         yield replace(
             workload,
             avoided_nodes=past.avoided_nodes(row, failed.by_workload, ready),
@@ -377,8 +381,12 @@ def _eviction_cost(
 
 
 def core_workload(row: Workload, replicas: tuple[core.Replica, ...]) -> core.Workload:
-    """A row as the core sees it; also for a row that is not saved yet (a form's preview)."""
+    """A row as the core sees it; also for a row that is not saved yet (a form's preview).
+
+    Of how long it will run only its time limit is known here.
+    """
     failure = _last_failure(row)
+    run_s = time_limits.left_s(row, 0.0)
     return core.Workload(
         id=workload_id(row),
         project=core.ProjectId(row.project.name),
@@ -397,6 +405,8 @@ def core_workload(row: Workload, replicas: tuple[core.Replica, ...]) -> core.Wor
         failures=row.num_failures,
         last_error=str(failure.get("last_error") or ""),
         last_exit_code=failure.get("exit_code"),
+        expected_run_s=run_s,
+        expected_basis="" if run_s is None else time_limits.BASIS,
     )
 
 

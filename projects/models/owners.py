@@ -96,6 +96,8 @@ class Project(models.Model):
             never.
         idle_first_warning_s, idle_last_warning_s: So long before that its owner is warned.
         idle_max_extension_s: For so long at most may it be kept by one *Extend*.
+        max_run_interactive_s, max_run_training_s: So long a session or training may run, waits
+            apart; None: without limit.
     """
 
     name = models.CharField(_("name"), max_length=40, unique=True, validators=[validate_slug])
@@ -143,6 +145,12 @@ class Project(models.Model):
     idle_last_warning_s = models.PositiveIntegerField(_("last warning, seconds"), default=300)
     idle_max_extension_s = models.PositiveIntegerField(
         _("longest extension, seconds"), default=8 * 3600
+    )
+    max_run_interactive_s = models.PositiveIntegerField(
+        _("time limit of sessions, seconds"), null=True, blank=True
+    )
+    max_run_training_s = models.PositiveIntegerField(
+        _("time limit of trainings, seconds"), null=True, blank=True
     )
     created_at = models.DateTimeField(auto_now_add=True)
 
@@ -192,6 +200,23 @@ class Project(models.Model):
                     idle_stop_after_s__lte=30 * 86_400,
                 ),
                 name="project_idle_stop_after_warnings",
+            ),
+            models.CheckConstraint(
+                # A comparison with null is unknown, which a constraint lets pass.
+                condition=Q(
+                    max_run_interactive_s__gte=60,
+                    max_run_interactive_s__lte=30 * 86_400,
+                    max_run_interactive_s__gt=F("idle_stop_after_s"),
+                ),
+                name="project_max_run_interactive_range",
+            ),
+            models.CheckConstraint(
+                condition=Q(
+                    max_run_training_s__gte=60,
+                    max_run_training_s__lte=30 * 86_400,
+                    max_run_training_s__gt=F("idle_stop_after_s"),
+                ),
+                name="project_max_run_training_range",
             ),
             models.CheckConstraint(
                 condition=Q(cpu_limit_milli__isnull=True)

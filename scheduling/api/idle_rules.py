@@ -1,4 +1,4 @@
-"""Idle rules and extensions as JSON, read into the forms that check them."""
+"""Rules of projects and extensions as JSON, read into the forms that check them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from scheduling.api.problems import ProblemError, wrong_fields
 from scheduling.api.requests import (
     AMOUNT,
     BOOLEAN,
+    TEXT,
     JsonType,
     field_error,
     object_of,
@@ -35,6 +36,9 @@ FIELDS: Mapping[str, JsonType] = {
     "idle_first_warning_s": AMOUNT,
     "idle_last_warning_s": AMOUNT,
     "idle_max_extension_s": AMOUNT,
+    "max_run_interactive_s": AMOUNT_OR_NULL,
+    "max_run_training_s": AMOUNT_OR_NULL,
+    "rule_applies_to": TEXT,
 }
 
 
@@ -49,7 +53,7 @@ def extension_of(workload: Workload, body: object) -> int:
     errors = [problem for problem in problems if problem is not None]
     if errors:
         raise wrong_fields(errors)
-    form = ExtendForm(data, project=workload.project, spelling=Spelling.PROGRAM)
+    form = ExtendForm(data, workload=workload, spelling=Spelling.PROGRAM)
     if not form.is_valid():
         raise _refused(form)
     return int(form.cleaned_data["extend_s"])

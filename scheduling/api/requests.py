@@ -79,6 +79,7 @@ COMMON_FIELDS: Mapping[str, JsonType] = {
     "memory_mib": AMOUNT,
     "working_dir": TEXT,
     "env": TEXTS_BY_NAME,
+    "max_run_s": AMOUNT,
 }
 TRAINING_FIELDS: Mapping[str, JsonType] = {
     "command": TEXTS,

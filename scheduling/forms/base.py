@@ -19,6 +19,7 @@ from django.utils.translation import gettext_lazy as _
 from django.utils.translation import pgettext_lazy
 
 from projects.access import projects_for_submit
+from projects.idle_rules import max_run_s
 from projects.models import NodeType, Project, User, WorkloadKind
 from projects.node_types import allowed_node_types
 from projects.templates import templates_for
@@ -28,6 +29,7 @@ from scheduling.forms.amounts import (
     GIB,
     GPU,
     INTEGER,
+    MINUTES,
     AmountField,
     Unit,
     shown,
@@ -66,6 +68,7 @@ MAX_CPU_MILLI = 1_024_000
 MAX_MEMORY_MIB = 16 * 1024 * 1024
 MIN_CPU_MILLI = 100
 MIN_MEMORY_MIB = 64
+MIN_RUN_S, MAX_RUN_S = 60, 30 * 86_400
 
 
 class Spelling(enum.Enum):
@@ -109,6 +112,7 @@ PLANNED_FIELDS = frozenset(
         "priority",
         "min_replicas",
         "max_replicas",
+        "max_run_min",
         *GPU_FIELD.values(),
     }
 )
@@ -122,6 +126,7 @@ SPEC_NAMES: Mapping[str, str] = {
     "cpu_cores": "cpu_milli",
     "memory_gib": "memory_mib",
     "checkpoint_every_min": "checkpoint_every_s",
+    "max_run_min": "max_run_s",
     "from_template": "template_name",
 }
 
@@ -173,6 +178,16 @@ class WorkloadForm(forms.Form):
         maximum=MAX_MEMORY_MIB,
         required=True,
         label=_("Memory, GiB"),
+    )
+    max_run_min = AmountField(
+        unit=MINUTES,
+        minimum=MIN_RUN_S,
+        maximum=MAX_RUN_S,
+        label=_("Time limit, minutes"),
+        help_text=_(
+            "Of running; waits do not count. Empty: as the project says. With a limit it may start "
+            "earlier."
+        ),
     )
     working_dir = TextField(
         max_chars=1000,
@@ -267,7 +282,7 @@ class WorkloadForm(forms.Form):
         self.check_modes()
         steps: tuple[Callable[[], None], ...] = (self._choose_node_types, self._take_labels)
         if not self.is_repeat:
-            steps += (self.check_permissions, self._check_fit)
+            steps += (self.check_permissions, self._check_fit, self._check_time)
         for step in steps:
             step()
         if not self.errors:
@@ -380,6 +395,23 @@ class WorkloadForm(forms.Form):
         }
         self.add_error(field, ValidationError(found.message, code=found.code, params=params))
 
+    def _check_time(self) -> None:
+        """A time limit of its own may only be tighter than the project's."""
+        project, asked = self.cleaned_data.get("project"), self.cleaned_data.get("max_run_min")
+        if not isinstance(project, Project) or asked is None:
+            return
+        allowed = max_run_s(project, self.kind)
+        if allowed is not None and asked > allowed:
+            unit = self.unit_of("max_run_min")
+            message = _("%(value)s is too large: project %(project)s allows %(limit)s at most.")
+            params = {
+                "value": written(asked, unit),
+                "limit": written(allowed, unit),
+                "project": project,
+            }
+            error = ValidationError(message, code="above_project", params=params)
+            self.add_error("max_run_min", error)
+
     def unit_of(self, name: str) -> Unit:
         """The unit in which this form's sender writes an amount."""
         field = self.fields[name]
@@ -429,6 +461,7 @@ class WorkloadForm(forms.Form):
             gpu_memory_mib=values["gpu_memory_gib"],
             cpu_milli=values["cpu_cores"],
             memory_mib=values["memory_gib"],
+            max_run_s=values["max_run_min"],
         )
 
     def planned_values(self) -> dict[str, Any]:  # keyword arguments of different types

@@ -1,8 +1,9 @@
-"""The form of a project's idle rule, for its page and the API alike."""
+"""The form of a project's idle rule and time limits, for its page and the API alike."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from decimal import ROUND_HALF_EVEN
 from typing import Any
 
@@ -15,6 +16,10 @@ from projects import idle_rules
 from projects.models import Project, User
 from scheduling.forms.amounts import INTEGER, MINUTES, AmountField, Unit, written
 from scheduling.forms.base import Spelling
+from scheduling.forms.fields import OptionField
+from scheduling.models import Workload
+from scheduling.rules import rule_for
+from scheduling.services.rules import AppliesTo, change_rule
 
 # Per cent and KiB/s are fractional in rows; in the form they are thousandths, as other amounts.
 NUMBER = Unit(scale=1000, decimals=3, rounding=ROUND_HALF_EVEN)
@@ -23,6 +28,11 @@ HOURS = Unit(scale=3600, decimals=3, rounding=ROUND_HALF_EVEN)
 MINUTE_S, HOUR_S, DAY_S = 60, 3600, 86_400
 MIN_EXTENSION_S = 15 * MINUTE_S
 MAX_NETWORK_KIB_S = 10_000_000
+MAX_RUN_S = 30 * DAY_S
+APPLIES_TO = (
+    (AppliesTo.NEW.value, _("new work only")),
+    (AppliesTo.RUNNING.value, _("work under way too")),
+)
 
 
 class IdleRuleForm(forms.Form):
@@ -110,6 +120,29 @@ class IdleRuleForm(forms.Form):
         label=_("Longest extension, hours"),
         help_text=_("“Extend” keeps it for so long at most; it can be pressed again and again."),
     )
+    max_run_interactive_s = AmountField(
+        unit=MINUTES,
+        minimum=MINUTE_S,
+        maximum=MAX_RUN_S,
+        label=_("Time limit of a session, minutes"),
+        help_text=_("240 are four hours. Empty: without limit."),
+    )
+    max_run_training_s = AmountField(
+        unit=MINUTES,
+        minimum=MINUTE_S,
+        maximum=MAX_RUN_S,
+        label=_("Time limit of a training, minutes"),
+        help_text=_("Of running, all starts together; waits do not count. Empty: without limit."),
+    )
+    rule_applies_to = OptionField(
+        choices=APPLIES_TO,
+        required=False,
+        label=_("The change holds for"),
+        help_text=_(
+            "Work under way is what was submitted before. It is warned as above before a rule ends "
+            "it that is new to it."
+        ),
+    )
 
     def __init__(
         self,
@@ -118,7 +151,8 @@ class IdleRuleForm(forms.Form):
         project: Project,
         spelling: Spelling = Spelling.PEOPLE,
     ) -> None:
-        super().__init__(data, initial=_initial(project), use_required_attribute=False)
+        initial = {**_initial(project), "rule_applies_to": AppliesTo.NEW.value}
+        super().__init__(data, initial=initial, use_required_attribute=False)
         self.project = project
         if spelling is Spelling.PROGRAM:
             for field in self.fields.values():
@@ -126,7 +160,8 @@ class IdleRuleForm(forms.Form):
                     field.unit = INTEGER
 
     def clean(self) -> dict[str, Any]:  # as Django declares it
-        """Check what must agree: the last warning comes after the first, and both while idle."""
+        """Check what must agree: the last warning comes after the first, and both while idle; and
+        what idles ends before its time limit."""
         found = self.cleaned_data
         first, last = found.get("idle_first_warning_s"), found.get("idle_last_warning_s")
         if first is not None and last is not None and last >= first:
@@ -134,6 +169,9 @@ class IdleRuleForm(forms.Form):
         window, end = found.get("idle_window_s"), found.get("idle_stop_after_s")
         if first is not None and window is not None and end is not None and end < window + first:
             self._refuse("idle_stop_after_s", "too_early", window + first)
+        for name in idle_rules.MAX_RUN.values():
+            if end is not None and (limit := found.get(name)) is not None and limit <= end:
+                self._refuse(name, "not_above_idle", end)
         return found
 
     def _refuse(self, name: str, code: str, limit: int) -> None:
@@ -148,6 +186,10 @@ class IdleRuleForm(forms.Form):
                 "%(value)s is too small: it must be idle and then be warned, so the least "
                 "is %(limit)s."
             ),
+            "not_above_idle": _(
+                "%(value)s is too small: what idles is stopped after %(limit)s, and a time limit "
+                "must be longer."
+            ),
         }
         params = {
             "value": written(self.cleaned_data[name], field.unit),
@@ -161,15 +203,21 @@ class IdleRuleForm(forms.Form):
         return {
             name: value / NUMBER.scale if name in NUMBERS else value
             for name, value in self.cleaned_data.items()
+            if name in idle_rules.RULE
         }
+
+    @property
+    def applies_to(self) -> AppliesTo:
+        """For which work the change holds; for new work where nothing is said."""
+        return AppliesTo(self.cleaned_data["rule_applies_to"] or AppliesTo.NEW)
 
 
 class ExtendForm(forms.Form):
-    """How much longer to keep what idles: hours, or a program's seconds.
+    """How much longer to keep something: hours, or a program's seconds.
 
     Args:
         data: What was sent.
-        project: It says how much is allowed.
+        workload: The rule that holds for it says how much is allowed.
         spelling: Hours or seconds.
     """
 
@@ -177,14 +225,14 @@ class ExtendForm(forms.Form):
         self,
         data: Mapping[str, Any],  # a QueryDict, or what JSON holds
         *,
-        project: Project,
+        workload: Workload,
         spelling: Spelling = Spelling.PEOPLE,
     ) -> None:
         super().__init__(data)
         self.fields["extend_s"] = AmountField(
             unit=HOURS if spelling is Spelling.PEOPLE else INTEGER,
             minimum=MIN_EXTENSION_S,
-            maximum=project.idle_max_extension_s,
+            maximum=rule_for(workload).idle_max_extension_s,
             required=True,
         )
 
@@ -192,7 +240,7 @@ class ExtendForm(forms.Form):
 def _initial(project: Project) -> dict[str, object]:
     return {
         name: round(value * NUMBER.scale) if isinstance(value, float) else value
-        for name, value in idle_rules.rule_of(project).items()
+        for name, value in asdict(idle_rules.rule_of(project)).items()
     }
 
 
@@ -211,9 +259,9 @@ def save_rule(
     is_program = spelling is Spelling.PROGRAM
     with transaction.atomic():
         row = idle_rules.lock(project)
-        values = {**idle_rules.rule_of(row), **data} if is_program else data
+        values = {**asdict(idle_rules.rule_of(row)), **data} if is_program else data
         form = IdleRuleForm(values, project=row, spelling=spelling)
         if form.is_valid():
             channel = "api" if is_program else "ui"
-            idle_rules.change_rule(row, form.rule, actor=actor, channel=channel)
+            change_rule(row, form.rule, applies_to=form.applies_to, actor=actor, channel=channel)
     return form

@@ -12,6 +12,7 @@ from decimal import Decimal
 from django.forms import BoundField
 from django.utils.translation import gettext as _
 
+from projects.idle_rules import max_run_s
 from projects.models import NodeType
 from scheduling import formats, texts
 from scheduling.capacity import Supply, supplies
@@ -65,7 +66,7 @@ def outlook_of(form: WorkloadForm) -> Outlook:
         return Outlook(None, None, "", notes, wrong, command)
     answer = preview(spec, owner=form.user)
     names = [answer.node_type] if answer.node_type else list(spec.node_types)
-    notes += tuple(_replica_notes(spec, answer))
+    notes += tuple(_replica_notes(spec, answer)) + tuple(_time_notes(spec))
     supply = next(iter(supplies(NodeType.objects.filter(name__in=names))), None)
     if supply is None:
         return Outlook(spec, answer, texts.reason_sentence(answer.reason), notes, (), command)
@@ -87,6 +88,14 @@ def _replica_notes(spec: WorkloadSpec, answer: Preview) -> Iterator[str]:
         ) % (values)
     else:
         yield _("It begins with all %(n)s replicas.") % values
+
+
+def _time_notes(spec: WorkloadSpec) -> Iterator[str]:
+    """How long it may run, where the project says so."""
+    allowed = max_run_s(spec.project, spec.kind)
+    if spec.max_run_s is None and allowed is not None:
+        text = _("Project %(project)s lets it run for %(limit)s at most; its owner is warned.")
+        yield text % {"project": spec.project, "limit": formats.duration(allowed)}
 
 
 def _roundings(form: WorkloadForm) -> Iterator[str]:

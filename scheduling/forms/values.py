@@ -112,6 +112,7 @@ def clone_values(workload: Workload) -> dict[str, object]:
         "memory_gib": workload.memory_mib,
         "working_dir": workload.working_dir,
         "env": dict(workload.env),
+        "max_run_min": workload.max_run_s,
     }
     if workload.kind == WorkloadKind.TRAINING:
         values.update(_training_values(workload))
@@ -178,6 +179,7 @@ def template_spec(spec: WorkloadSpec, form: WorkloadForm) -> dict[str, object]:
         "memory_gib": spec.memory_mib,
         "working_dir": spec.working_dir,
         "env": dict(spec.env),
+        "max_run_min": spec.max_run_s,
     }
     if isinstance(form, TrainingForm):
         kept.update(_training_values(spec))

@@ -75,10 +75,13 @@ class Attempt(models.Model):
         idle_kept_until: A person extended it until then.
         idle_warned_at, idle_last_warned_at: When it was warned of its ending; null once it is used.
         idle_end_at: The end that the latest warning named.
+        limit_warned_at, limit_last_warned_at, limit_end_at: The same for its time limit.
+        limit_notice_until: The time limit was set while it ran, and ends it no earlier.
         idle_since: Since when all are; the periodic watch writes it, a busy signal clears it.
         idle_seen_at: When the watch last saw it idle: what it has not seen lately is not lent.
         swap_state, swap_since: Where its device memory is, and since when.
         swap_obstacle: Why it cannot be swapped; empty if it can.
+        in_memory_s: How long its memory was away from its device, earlier times together.
         woke_at: When its device last came back to it.
         lend_asked_at: Its owner wants it swapped out without waiting for the window.
         not_lent: Why its device is not lent though it is idle: `core.decisions.Reason` as JSON.
@@ -123,12 +126,17 @@ class Attempt(models.Model):
     idle_warned_at = models.DateTimeField(null=True, blank=True)
     idle_last_warned_at = models.DateTimeField(null=True, blank=True)
     idle_end_at = models.DateTimeField(null=True, blank=True)
+    limit_warned_at = models.DateTimeField(null=True, blank=True)
+    limit_last_warned_at = models.DateTimeField(null=True, blank=True)
+    limit_end_at = models.DateTimeField(null=True, blank=True)
+    limit_notice_until = models.DateTimeField(null=True, blank=True)
     idle_since = models.DateTimeField(null=True, blank=True)
     idle_seen_at = models.DateTimeField(null=True, blank=True)
     swap_state = models.CharField(
         max_length=16, choices=SwapState.choices, default=SwapState.RUNNING
     )
     swap_since = models.DateTimeField(null=True, blank=True)
+    in_memory_s = models.FloatField(default=0.0)
     swap_obstacle = models.CharField(max_length=40, blank=True)
     bytes_on_device = models.BigIntegerField(default=0)
     bytes_on_host = models.BigIntegerField(default=0)
@@ -170,6 +178,13 @@ class Attempt(models.Model):
                 & Q(idle_end_at__isnull=True)
                 | Q(idle_warned_at__isnull=False) & Q(idle_end_at__gt=F("idle_warned_at")),
                 name="attempt_idle_warnings_agree",
+            ),
+            models.CheckConstraint(
+                condition=Q(limit_warned_at__isnull=True)
+                & Q(limit_last_warned_at__isnull=True)
+                & Q(limit_end_at__isnull=True)
+                | Q(limit_warned_at__isnull=False) & Q(limit_end_at__gt=F("limit_warned_at")),
+                name="attempt_limit_warnings_agree",
             ),
             models.CheckConstraint(
                 condition=Q(phase="ended", ended_at__isnull=False)

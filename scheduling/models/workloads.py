@@ -103,6 +103,12 @@ class Workload(models.Model):
         max_replicas: It grows up to so many while there is room.
         node, node_type: Where its leader's current (or last) attempt lies.
         current: The leader's (replica 0's) attempt that counts now.
+        max_run_s: It may run for so long, waits apart; its project may allow less. None: as its
+            project says.
+        kept_rule: Values of its project's rule, by field, that hold for it as they were when it was
+            submitted, though they have changed since.
+        extended_s, num_extensions: By how much its time limit was put off since it was submitted,
+            and how often.
         succeeded_replicas: Those that ended with 0 since all were last started.
         incomplete_since: Since when a running gang has had fewer than its minimum.
         decisive: While the rest of it leaves: the replica's attempt whose end decides what becomes
@@ -141,6 +147,7 @@ class Workload(models.Model):
     checkpoint_every_s = models.PositiveIntegerField(null=True, blank=True)
     grace_s = models.PositiveSmallIntegerField(default=60)
     backoff_limit = models.PositiveSmallIntegerField(default=3)
+    max_run_s = models.PositiveIntegerField(null=True, blank=True)
     session_secret = models.CharField(max_length=64, default=new_session_secret, editable=False)
 
     phase = models.CharField(max_length=16, choices=Phase.choices, default=Phase.QUEUED)
@@ -171,6 +178,9 @@ class Workload(models.Model):
     )
     succeeded_replicas = ArrayField(models.PositiveSmallIntegerField(), default=list, blank=True)
     incomplete_since = models.DateTimeField(null=True, blank=True)
+    kept_rule = models.JSONField(default=dict, blank=True, editable=False)
+    extended_s = models.PositiveIntegerField(default=0, editable=False)
+    num_extensions = models.PositiveIntegerField(default=0, editable=False)
     decisive = models.ForeignKey(
         "Attempt", on_delete=models.SET_NULL, null=True, blank=True, related_name="+"
     )
@@ -237,6 +247,11 @@ class Workload(models.Model):
                 condition=Q(cpu_milli__gte=100, memory_mib__gte=64), name="workload_cpu_memory_min"
             ),
             models.CheckConstraint(condition=Q(grace_s__lte=300), name="workload_grace_range"),
+            models.CheckConstraint(
+                condition=Q(max_run_s__isnull=True)
+                | Q(max_run_s__gte=60, max_run_s__lte=30 * 86_400),
+                name="workload_max_run_range",
+            ),
             models.CheckConstraint(
                 condition=Q(min_replicas__gte=1)
                 & Q(max_replicas__gte=F("min_replicas"))

@@ -109,6 +109,9 @@ def retry(workload: Workload, *, actor: User) -> Workload:
         )
     row.submitted_at = timezone.now()
     row.num_failures = 0
+    # As if submitted now: by the rule in force, and with all of its time.
+    row.kept_rule = {}
+    row.extended_s = row.num_extensions = 0
     try:
         with transaction.atomic():
             advance(row, lifecycle.RetryAsked(), code="retried", actor=actor)

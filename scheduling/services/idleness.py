@@ -19,6 +19,7 @@ from projects.models import WorkloadKind
 from scheduling.idle_signals import idle_since
 from scheduling.live import announce, workload_topic
 from scheduling.models import Attempt, IdleSpell, SwapState
+from scheduling.rules import rule_for
 from scheduling.services.events import wake_planner
 from scheduling.snapshot import IDLE_MARK_LASTS_S
 
@@ -38,6 +39,8 @@ def copy_swap_facts(attempt: Attempt, report: protocol.AttemptReport, now: datet
     """
     if report.swap is not None:
         if attempt.swap_state != report.swap.state:
+            if attempt.swap_state != SwapState.RUNNING and attempt.swap_since is not None:
+                attempt.in_memory_s += (now - attempt.swap_since).total_seconds()
             if report.swap.state.value == SwapState.RUNNING:
                 attempt.woke_at = now
             attempt.swap_state = SwapState(report.swap.state)
@@ -137,7 +140,7 @@ def watch_idle(now: datetime) -> int:
 def _idle_since(row: Attempt) -> datetime | None:
     if not row.is_ready:
         return None
-    may_lack = row.workload.project.idle_may_lack_network
+    may_lack = rule_for(row.workload).idle_may_lack_network
     return idle_since(row.idle_signals, may_lack_network=may_lack)
 
 

@@ -21,9 +21,10 @@ from django.utils.translation import get_language
 from django.utils.translation import gettext as _
 
 from projects import access
+from projects.idle_rules import max_run_s
 from projects.models import NodeType, Project, User, WorkloadKind
 from projects.node_types import allowed_node_types
-from scheduling import relay_client
+from scheduling import formats, relay_client
 from scheduling.core.cycle import would_start
 from scheduling.core.decisions import Hold, Lend, Reason, Start
 from scheduling.models import Node, NodeState, Phase, Workload, Zone
@@ -70,6 +71,7 @@ class WorkloadSpec:
     backoff_limit: int = 3
     min_replicas: int = 1
     max_replicas: int = 1
+    max_run_s: int | None = None
     template_name: str = ""
 
 
@@ -188,7 +190,24 @@ def _check_still_allowed(spec: WorkloadSpec, owner: User) -> None:
                 "open": ", ".join(sorted(allowed)) or "—",
             },
         )
+    _check_time(spec)
     _check_quota_can_ever_hold(spec)
+
+
+def _check_time(spec: WorkloadSpec) -> None:
+    """A time limit of its own may only be tighter than the project's."""
+    if spec.max_run_s is None:
+        return
+    project = Project.objects.get(pk=spec.project.pk)  # as it is now
+    allowed = max_run_s(project, spec.kind)
+    if allowed is not None and spec.max_run_s > allowed:
+        message = _("%(value)s is too long: project %(project)s allows %(limit)s at most.")
+        values = {
+            "value": formats.duration(spec.max_run_s),
+            "project": project,
+            "limit": formats.duration(allowed),
+        }
+        raise SubmissionRefusedError("max_run_s", "above_project", message % values)
 
 
 def _check_quota_can_ever_hold(spec: WorkloadSpec) -> None:

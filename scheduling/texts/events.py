@@ -8,7 +8,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from scheduling import formats
-from scheduling.texts import idle_events, swap
+from scheduling.texts import idle_events, limit_events, swap
 from scheduling.texts.reasons import REASONS, memory_or_dash, out_of_memory, preempted, reclaimed
 from scheduling.texts.words import Details, Sentence, last_error, sentence_of
 
@@ -185,6 +185,7 @@ EVENTS: dict[str, Sentence] = {
     "given_up": lambda d: _("Its node has been away for too long; it goes back to the queue."),
     **swap.EVENTS,
     **idle_events.EVENTS,
+    **limit_events.EVENTS,
 }
 
 WAITS: dict[str, Sentence] = {

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
-from projects import idle_rules
+from projects.idle_rules import Rule, is_default, rule_of
 from projects.models import Project
 from scheduling import formats
 from scheduling.idle_signals import Says, Signal, signals_of
 from scheduling.models import Workload
+from scheduling.rules import rule_for
 
 NAMES: Mapping[str, Callable[[], str]] = {
     "gpu": lambda: _("GPU"),
@@ -33,12 +34,12 @@ class SignalLine:
     says: str
 
 
-def _idle_when(project: Project) -> str:
+def _idle_when(rule: Rule) -> str:
     values = {
-        "window": formats.duration(project.idle_window_s),
-        "gpu": formats.decimal(project.idle_gpu_percent, 3),
-        "cpu": formats.decimal(project.idle_cpu_percent, 3),
-        "network": formats.decimal(project.idle_network_kib_s, 3),
+        "window": formats.duration(rule.idle_window_s),
+        "gpu": formats.decimal(rule.idle_gpu_percent, 3),
+        "cpu": formats.decimal(rule.idle_cpu_percent, 3),
+        "network": formats.decimal(rule.idle_network_kib_s, 3),
     }
     text = _(
         "For %(window)s GPU use below %(gpu)s %%, CPU below %(cpu)s %% of the request, network "
@@ -47,26 +48,26 @@ def _idle_when(project: Project) -> str:
     return text % values
 
 
-def _network(project: Project) -> str:
-    if project.idle_may_lack_network:
+def _network(rule: Rule) -> str:
+    if rule.idle_may_lack_network:
         return _("Where the network cannot be measured, the other signals are enough.")
     return _("Where the network cannot be measured, nothing counts as idle.")
 
 
-def _lends(project: Project) -> str:
-    if not project.lends_idle:
+def _lends(rule: Rule) -> str:
+    if not rule.lends_idle:
         return _("Idle GPUs are not lent.")
-    values = {"window": formats.duration(project.lending_window_s)}
+    values = {"window": formats.duration(rule.lending_window_s)}
     return _("After %(window)s idle, a session’s GPU is lent to a waiting training.") % values
 
 
-def _ends(project: Project) -> str:
-    if project.idle_stop_after_s is None:
+def _ends(rule: Rule) -> str:
+    if rule.idle_stop_after_s is None:
         return _("Idle work is never stopped.")
     values = {
-        "time": formats.duration(project.idle_stop_after_s),
-        "first": formats.duration(project.idle_first_warning_s),
-        "last": formats.duration(project.idle_last_warning_s),
+        "time": formats.duration(rule.idle_stop_after_s),
+        "first": formats.duration(rule.idle_first_warning_s),
+        "last": formats.duration(rule.idle_last_warning_s),
     }
     text = _(
         "After %(time)s idle a session is stopped, and a training saves and stops; warnings come "
@@ -75,37 +76,64 @@ def _ends(project: Project) -> str:
     return text % values
 
 
+def _limits(rule: Rule) -> str:
+    sessions, trainings = rule.max_run_interactive_s, rule.max_run_training_s
+    if sessions is None and trainings is None:
+        return _("Sessions and trainings run without a time limit.")
+    values = {
+        "sessions": _("without limit") if sessions is None else formats.duration(sessions),
+        "trainings": _("without limit") if trainings is None else formats.duration(trainings),
+    }
+    text = _("Sessions run for: %(sessions)s. Trainings, waits apart: %(trainings)s.")
+    return text % values
+
+
 def _source(project: Project) -> str:
-    if idle_rules.is_default(project):
+    if is_default(project):
         return _("Allot’s defaults, not changed in project %(project)s.") % {"project": project}
     return _("Set in project %(project)s.") % {"project": project}
 
 
 @dataclass(frozen=True, slots=True)
 class RuleInWords:
-    """A project's rule, sentence by sentence."""
+    """A rule, sentence by sentence."""
 
     idle_when: str
     network: str
     lends: str
     ends: str
+    limits: str
     source: str
 
 
 def rule_in_words(project: Project) -> RuleInWords:
-    """The rule in force."""
+    """The rule in force for what is submitted now."""
+    return _in_words(rule_of(project), _source(project))
+
+
+def rule_for_workload(workload: Workload) -> RuleInWords:
+    """The rule that holds for a workload."""
+    source = _source(workload.project)
+    if workload.kept_rule:
+        source = _("As it was in project %(project)s when this was submitted; it has changed.")
+        source = source % {"project": workload.project}
+    return _in_words(rule_for(workload), source)
+
+
+def _in_words(rule: Rule, source: str) -> RuleInWords:
     return RuleInWords(
-        idle_when=_idle_when(project),
-        network=_network(project),
-        lends=_lends(project),
-        ends=_ends(project),
-        source=_source(project),
+        idle_when=_idle_when(rule),
+        network=_network(rule),
+        lends=_lends(rule),
+        ends=_ends(rule),
+        limits=_limits(rule),
+        source=source,
     )
 
 
 def signal_lines(workload: Workload, report: Mapping[str, object]) -> list[SignalLine]:
     """Each signal of a workload with its limit and what it says now."""
-    may_lack = workload.project.idle_may_lack_network
+    may_lack = rule_for(workload).idle_may_lack_network
     found = signals_of(report, may_lack_network=may_lack, is_session=workload.is_session)
     return [
         SignalLine(signal, NAMES[signal.name](), _limit(workload, signal.name), _says(signal))
@@ -114,17 +142,17 @@ def signal_lines(workload: Workload, report: Mapping[str, object]) -> list[Signa
 
 
 def _limit(workload: Workload, name: str) -> str:
-    project = workload.project
+    rule = rule_for(workload)
     if name == "kernels":
         return _("none is busy, no cell waits")
     if name == "terminals":
         return _("no program runs")
     if name == "gpu":
-        text, value = _("below %(value)s %%"), project.idle_gpu_percent
+        text, value = _("below %(value)s %%"), rule.idle_gpu_percent
     elif name == "cpu":
-        text, value = _("below %(value)s %% of %(cores)s"), project.idle_cpu_percent
+        text, value = _("below %(value)s %% of %(cores)s"), rule.idle_cpu_percent
     else:
-        text, value = _("below %(value)s KiB/s"), project.idle_network_kib_s
+        text, value = _("below %(value)s KiB/s"), rule.idle_network_kib_s
     values = {
         "value": formats.decimal(value, 3),
         "cores": formats.cores_text(workload.cpu_milli),

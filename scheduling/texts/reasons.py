@@ -8,7 +8,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from scheduling import formats
-from scheduling.texts import idle_events, swap
+from scheduling.texts import idle_events, limit_events, swap
 from scheduling.texts.words import (
     Details,
     Sentence,
@@ -264,6 +264,7 @@ REASONS: dict[str, Sentence] = {
     "start_failed": lambda d: _("Could not be started.") + last_error(d),
     "out_of_memory": out_of_memory,
     "idle_stopped": idle_events.stopped,
+    "time_limit": limit_events.stopped,
     **swap.REASONS,
 }
 

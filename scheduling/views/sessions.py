@@ -16,12 +16,13 @@ from django.views.decorators.http import require_safe
 
 from projects import access
 from projects.models import WorkloadKind
-from scheduling import costs, idle_endings, texts
+from scheduling import costs, endings, texts, time_limits
 from scheduling.costs import Spent
-from scheduling.idle_endings import Ending
+from scheduling.endings import Ending
 from scheduling.live import project_topic
 from scheduling.models import ENDED_PHASES, Event, Phase, Workload
 from scheduling.selectors import NOTHING_WAITED, Waited, waited
+from scheduling.time_limits import Standing
 from scheduling.views.pages import PageRequest, page
 
 KEPT_AFTER_END = timedelta(days=14)
@@ -39,9 +40,10 @@ class Card:
     cost: Decimal
     waited: Waited
     offers: list[texts.Offer]
-    ending: Ending | None
+    endings: list[Ending]
+    time_limit: Standing | None
     question: Event | None
-    is_idle_stopped: bool
+    is_ended_by_rule: bool
 
 
 @login_required
@@ -69,9 +71,16 @@ def _cards(rows: list[Workload], member_of: set[int], now: datetime) -> list[Car
     ids = [row.pk for row in rows]
     spent = costs.spent(ids, now)
     waits = waited(ids, now)
-    asked = idle_endings.questions(rows)
+    asked = endings.questions(rows)
+    running = [row for row in rows if row.phase == Phase.RUNNING]
+    limits = time_limits.standings(running, now)
     return [
-        replace(_card(row, member_of, spent, waits), question=asked.get(row.pk)) for row in rows
+        replace(
+            _card(row, member_of, spent, waits),
+            question=asked.get(row.pk),
+            time_limit=limits.get(row.pk),
+        )
+        for row in rows
     ]
 
 
@@ -90,9 +99,10 @@ def _card(
         cost=cost.amount,
         waited=waits.get(row.pk, NOTHING_WAITED),
         offers=texts.offers(row.reason, row) if row.phase == Phase.QUEUED else [],
-        ending=idle_endings.warned(row, row.owner),
+        endings=endings.warned(row, row.owner),
+        time_limit=None,
         question=None,
-        is_idle_stopped=row.phase in ENDED_PHASES and row.reason.get("code") == "idle_stopped",
+        is_ended_by_rule=row.phase in ENDED_PHASES and endings.was_ended_by_rule(row),
     )
 
 

@@ -20,7 +20,7 @@ from django.views.decorators.http import require_http_methods, require_POST, req
 
 from projects import access
 from projects.models import NodeType, User
-from scheduling import costs, formats, idle_endings, services, states, texts
+from scheduling import costs, endings, formats, services, states, texts, time_limits
 from scheduling.forms.idle_rule import ExtendForm
 from scheduling.live import workload_topic
 from scheduling.models import (
@@ -117,9 +117,10 @@ def workload(request: PageRequest, workload_id: uuid.UUID) -> HttpResponse:
         "node_types": _titles(row),
         "swap": _swap(row),
         "idleness": _idleness(row, request.user, now),
-        "ending": idle_endings.warned(row, request.user),
-        "question": idle_endings.questions([row]).get(row.pk),
-        "is_idle_stopped": row.reason.get("code") == "idle_stopped",
+        "endings": endings.warned(row, request.user),
+        "time_limit": _time_limit(row, request.user, now),
+        "question": endings.questions([row]).get(row.pk),
+        "is_ended_by_rule": endings.was_ended_by_rule(row),
         "state": state_of(row),
         "state_since": states.since(row),
         "range": range_of(request.GET),
@@ -223,9 +224,9 @@ def _idleness(row: Workload, user: User, now: datetime) -> Idleness | None:
     if attempt is None or row.phase != Phase.RUNNING:
         return None
     kept_until = attempt.idle_kept_until
-    end_at = idle_endings.end_at(row, now)
+    end_at = endings.end_at(row, now)
     return Idleness(
-        rule=idleness.rule_in_words(row.project),
+        rule=idleness.rule_for_workload(row),
         lines=idleness.signal_lines(row, attempt.idle_signals),
         end_at=end_at,
         kept_until=kept_until if kept_until is not None and kept_until > now else None,
@@ -233,10 +234,29 @@ def _idleness(row: Workload, user: User, now: datetime) -> Idleness | None:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class TimeLimit:
+    """How long it may run, and by how much the person may put that off."""
+
+    standing: time_limits.Standing
+    extensions: list[int]
+
+
+def _time_limit(row: Workload, user: User, now: datetime) -> TimeLimit | None:
+    """None where it has no limit, or has ended."""
+    standing = time_limits.standings([row], now).get(row.pk)
+    if standing is None or row.phase in ENDED_PHASES:
+        return None
+    end_at = standing.end_at
+    is_running = row.phase == Phase.RUNNING and end_at is not None
+    offered = _extensions(row, user, end_at, now) if is_running and end_at is not None else []
+    return TimeLimit(standing, offered)
+
+
 def _extensions(row: Workload, user: User, end_at: datetime, now: datetime) -> list[int]:
     """Those that would put its end off."""
     left_s = (end_at - now).total_seconds()
-    return [seconds for seconds in idle_endings.extensions(row, user) if seconds > left_s]
+    return [seconds for seconds in endings.extensions(row, user) if seconds > left_s]
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,9 +370,9 @@ def retry(request: PageRequest, workload_id: uuid.UUID) -> HttpResponse:
 @login_required
 @require_POST
 def extend(request: PageRequest, workload_id: uuid.UUID) -> HttpResponse:
-    """Keep it longer, though it idles."""
+    """Keep it longer, though it idles or its time is over."""
     row = find_workload(request.user, workload_id)
-    form = ExtendForm(request.POST, project=row.project)
+    form = ExtendForm(request.POST, workload=row)
     if not form.is_valid():
         messages.error(request, " ".join(map(str, form.errors["extend_s"])))
         return redirect(safe_next(request, reverse("scheduling:workload", args=[row.pk])))

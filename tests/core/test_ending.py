@@ -16,6 +16,7 @@ from scheduling.core.ending import (
     Warn,
     Withdraw,
     due_s,
+    earliest_end_s,
     next_step,
 )
 
@@ -112,9 +113,9 @@ class World:
     course: Course = field(default_factory=lambda: Course(0.0))
     warnings: list[tuple[float, Warn]] = field(default_factory=list)
 
-    def look(self, now: float) -> bool:
+    def look(self, now: float, rule: EndingRule = RULE) -> bool:
         """Take the step that is due; whether that was the end."""
-        match next_step(RULE, self.course, now):
+        match next_step(rule, self.course, now):
             case Warn(end_s, is_last) as warning:
                 self.warnings.append((now, warning))
                 first = self.course.first_warned_s if is_last else now
@@ -149,14 +150,14 @@ def test_whenever_somebody_looks_nothing_ends_without_both_warnings_in_time(
     for pause, what in happenings:
         now += pause
         if what == "use":
-            world.course = replace(world.course, idle_since_s=None)
-        elif what == "idle" and world.course.idle_since_s is None:
-            world.course = replace(world.course, idle_since_s=now)
+            world.course = replace(world.course, since_s=None)
+        elif what == "idle" and world.course.since_s is None:
+            world.course = replace(world.course, since_s=now)
         elif what == "extend":
             world.forget()  # as the service does
             world.course = replace(world.course, kept_until_s=now + 4 * HOUR)
         elif world.look(now):
-            since = world.course.idle_since_s
+            since = world.course.since_s
             assert since is not None
             assert now >= max(since + 8 * HOUR, world.course.kept_until_s or 0)
             (first_at, first), (last_at, last) = world.warnings[-2:]
@@ -174,4 +175,26 @@ def test_looking_twice_at_the_same_moment_takes_no_second_step() -> None:
     for now in (7.75 * HOUR, 8 * HOUR - 5 * MINUTE):
         for _ in range(3):
             assert not world.look(now)
+    assert len(world.warnings) == 2
+
+
+@given(
+    st.floats(0, 12 * HOUR),
+    st.floats(MINUTE, 12 * HOUR),
+    st.sampled_from([None, 6 * HOUR, 20 * HOUR]),
+)
+def test_who_looks_often_ends_it_when_it_was_said(
+    ran_s: float, limit_s: float, kept_until_s: float | None
+) -> None:
+    rule = EndingRule(limit_s, min(15 * MINUTE, limit_s / 2), min(5 * MINUTE, limit_s / 4))
+    world, now = World(Course(0.0, kept_until_s)), ran_s
+    said = earliest_end_s(rule, world.course, now)
+    assert said is not None
+    assert said >= now + rule.first_warning_s
+    assert said <= max(limit_s, now + rule.first_warning_s, kept_until_s or 0.0)
+    moments = (now, said - rule.first_warning_s, said - rule.last_warning_s, said)
+    for now in sorted(max(ran_s, each) for each in moments):
+        assert earliest_end_s(rule, world.course, now) == pytest.approx(said)
+        is_over = world.look(now, rule)
+    assert is_over
     assert len(world.warnings) == 2

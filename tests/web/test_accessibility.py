@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import pytest
 from django.utils import timezone
 
-from projects.models import NodeType, User
+from projects.models import NodeType, Project, User
 from scheduling.agent.protocol import LoanState
-from scheduling.models import Node, Workload
+from scheduling.models import Attempt, Node, Workload
 from scheduling.services import notify_owner
 from scheduling.services.ending import watch_ending
 from scheduling.services.idleness import watch_idle
@@ -124,9 +124,12 @@ def test_nothing_keeps_people_out_of_lent_gpus(
 
 
 def warned(organisation: Organisation) -> lending_scene.Scene:
-    """A session whose owner was warned of its end, and notified by an administrator."""
+    """A session whose owner was warned of its end, for idling and by its time limit, and notified
+    by an administrator."""
     scene = lending_scene.make_scene(organisation)
     scene.rest(minutes=9 * 60)
+    Project.objects.update(max_run_interactive_s=9 * 3600)
+    Attempt.objects.update(started_at=timezone.now() - timedelta(hours=9))
     watch_idle(timezone.now())
     watch_ending(timezone.now())
     notify_owner(scene.session, actor=User.objects.get(is_superuser=True))
@@ -153,7 +156,7 @@ def test_a_warned_session_is_extended_by_the_keyboard(
     visit.page.locator("[data-idle-ending] button").nth(1).focus()
     visit.page.keyboard.press("Enter")
     visit.page.locator(".messages").wait_for(timeout=LOOK_MS)
-    assert visit.page.locator("[data-idle-ending]").count() == 0
+    assert visit.page.locator("[data-idle-ending], [data-limit-ending]").count() == 0
     visit.go(f"/workloads/{scene.session.pk}")
     assert visit.page.locator("[data-kept-until]").count() == 1
     assert visit.said == []

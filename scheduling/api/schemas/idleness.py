@@ -1,4 +1,4 @@
-"""How far a workload is with its idleness, and by how much to put its end off."""
+"""How far a workload is with its idleness and its time limit, and by how much to put that off."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from typing import Any
 
 from rest_framework import serializers
 
-from scheduling import idle_endings
+from scheduling import endings
 from scheduling.idle_signals import Says, signals_of
 from scheduling.models import Attempt, Phase, Workload
+from scheduling.rules import rule_for
+from scheduling.time_limits import Standing
 
 
 class SignalSchema(serializers.Serializer[Any]):
@@ -29,6 +31,33 @@ class IdlenessSchema(serializers.Serializer[dict[str, Any]]):
     kept_until = serializers.DateTimeField(allow_null=True, help_text="Extended until then.")
 
 
+class TimeLimitSchema(serializers.Serializer[Standing]):
+    """How far it is with its time limit."""
+
+    limit_s = serializers.IntegerField(
+        source="limit.seconds", help_text="With what it was extended by."
+    )
+    is_own = serializers.BooleanField(
+        source="limit.is_own", help_text="It was submitted with it; else it is its project's."
+    )
+    ran_s = serializers.FloatField(help_text="It has run for so long, all starts together.")
+    left_s = serializers.FloatField()
+    end_at = serializers.DateTimeField(
+        allow_null=True, help_text="When it is ended if nobody extends it; null unless it runs."
+    )
+    warned_end_at = serializers.DateTimeField(
+        allow_null=True, help_text="The end that it was warned of."
+    )
+    extensions_left = serializers.IntegerField(
+        help_text="So often may those who are no managers still extend it."
+    )
+
+
+def time_limit_of(standing: Standing | None) -> dict[str, Any] | None:
+    """As the API sends it; None without a limit."""
+    return None if standing is None else dict(TimeLimitSchema(standing).data)
+
+
 class ExtendSchema(serializers.Serializer[Any]):
     """By how much to extend."""
 
@@ -44,13 +73,13 @@ def idleness_of(workload: Workload) -> dict[str, Any] | None:
         return None
     signals = signals_of(
         attempt.idle_signals,
-        may_lack_network=workload.project.idle_may_lack_network,
+        may_lack_network=rule_for(workload).idle_may_lack_network,
         is_session=workload.is_session,
     )
     found: dict[str, Any] = IdlenessSchema(
         {
             "signals": signals,
-            "end_at": idle_endings.told_end(workload),
+            "end_at": endings.told_end(workload),
             "kept_until": attempt.idle_kept_until,
         }
     ).data

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Any
 
 from rest_framework import serializers
@@ -122,8 +123,9 @@ def _bounds_above(project: Project) -> Iterator[dict[str, Any]]:
         }
 
 
-class IdleRuleSchema(serializers.Serializer[Any]):
-    """What counts as idle in a project, and what follows. Times are in seconds."""
+class RuleInForceSchema(serializers.Serializer[Any]):
+    """What counts as idle in a project, what follows, and how long work may run. Times are in
+    seconds."""
 
     idle_window_s = serializers.IntegerField(min_value=300, max_value=86_400)
     idle_gpu_percent = serializers.FloatField(min_value=0, max_value=100)
@@ -147,9 +149,34 @@ class IdleRuleSchema(serializers.Serializer[Any]):
         min_value=60, max_value=86_400, help_text="Less than the first."
     )
     idle_max_extension_s = serializers.IntegerField(min_value=3600, max_value=604_800)
+    max_run_interactive_s = serializers.IntegerField(
+        allow_null=True,
+        min_value=60,
+        max_value=2_592_000,
+        help_text="So long a session may run; more than `idle_stop_after_s`. Null: without limit.",
+    )
+    max_run_training_s = serializers.IntegerField(
+        allow_null=True,
+        min_value=60,
+        max_value=2_592_000,
+        help_text="So long a training may run, all starts together and waits apart; more than "
+        "`idle_stop_after_s`. Null: without limit.",
+    )
 
 
-class IdleRuleAnswerSchema(IdleRuleSchema):
+class IdleRuleSchema(RuleInForceSchema):
+    """A change of a rule."""
+
+    rule_applies_to = serializers.ChoiceField(
+        choices=["new", "running"],
+        required=False,
+        help_text="`new`, without it: the change holds for what is submitted afterwards. "
+        "`running`: the whole rule holds for unfinished work too, which is warned before it is "
+        "ended by it.",
+    )
+
+
+class IdleRuleAnswerSchema(RuleInForceSchema):
     """A rule in force, and where it comes from."""
 
     source = serializers.ChoiceField(  # type: ignore[assignment]  # DRF's field has one of its own
@@ -161,7 +188,7 @@ class IdleRuleAnswerSchema(IdleRuleSchema):
 def idle_rule_of(project: Project) -> dict[str, Any]:
     """A project's rule as the API sends it."""
     source = "default" if idle_rules.is_default(project) else "project"
-    return {**idle_rules.rule_of(project), "source": source}
+    return {**asdict(idle_rules.rule_of(project)), "source": source}
 
 
 class TemplateSchema(serializers.ModelSerializer[Template]):

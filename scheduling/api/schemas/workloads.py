@@ -13,7 +13,12 @@ from rest_framework import serializers
 from projects.access import may_change_workload, may_connect
 from projects.models import User
 from scheduling import states, texts
-from scheduling.api.schemas.idleness import IdlenessSchema, idleness_of
+from scheduling.api.schemas.idleness import (
+    IdlenessSchema,
+    TimeLimitSchema,
+    idleness_of,
+    time_limit_of,
+)
 from scheduling.forms.training import PRIORITIES
 from scheduling.models import (
     ACTIVE_PHASES,
@@ -28,6 +33,7 @@ from scheduling.models import (
 )
 from scheduling.selectors import NOTHING_WAITED, Waited
 from scheduling.services.estimates import eta_json
+from scheduling.time_limits import Standing
 
 PRIORITY_NAMES = {value.value: name for name, value in PRIORITIES.items()}
 
@@ -149,6 +155,7 @@ class WorkloadSchema(serializers.ModelSerializer[Workload]):
     state_since = serializers.SerializerMethodField()
     swap = serializers.SerializerMethodField()
     idleness = serializers.SerializerMethodField()
+    time_limit = serializers.SerializerMethodField()
 
     class Meta:
         model = Workload
@@ -165,6 +172,7 @@ class WorkloadSchema(serializers.ModelSerializer[Workload]):
             "state_since",
             "swap",
             "idleness",
+            "time_limit",
             "submitted_at",
             "ended_at",
             "reason",
@@ -200,6 +208,7 @@ class WorkloadSchema(serializers.ModelSerializer[Workload]):
             "backoff_limit",
             "min_replicas",
             "max_replicas",
+            "max_run_s",
         )
 
     def get_state(self, workload: Workload) -> str:
@@ -225,6 +234,12 @@ class WorkloadSchema(serializers.ModelSerializer[Workload]):
     def get_idleness(self, workload: Workload) -> dict[str, Any] | None:
         """Null where it does not run."""
         return idleness_of(workload)
+
+    @extend_schema_field(TimeLimitSchema(allow_null=True))
+    def get_time_limit(self, workload: Workload) -> dict[str, Any] | None:
+        """How long it may run, and how long it has; null without any limit."""
+        limits: Mapping[Any, Standing] = self.context["limits"]
+        return time_limit_of(limits.get(workload.pk))
 
     def get_priority(self, workload: Workload) -> str:
         """By name, as the form offers it."""
@@ -412,6 +427,13 @@ class NewWorkloadSchema(serializers.Serializer[Any]):
     memory_mib = serializers.IntegerField(min_value=64)
     working_dir = serializers.CharField(required=False, allow_null=True)
     env = serializers.DictField(child=serializers.CharField(), required=False, allow_null=True)
+    max_run_s = serializers.IntegerField(
+        required=False,
+        allow_null=True,
+        min_value=60,
+        max_value=2_592_000,
+        help_text="It may run for so long, waits apart; no more than its project allows.",
+    )
     command = serializers.ListField(child=serializers.CharField(), required=False, allow_null=True)
     is_preemptible = serializers.BooleanField(required=False, allow_null=True)
     priority = serializers.ChoiceField(choices=list(PRIORITIES), required=False, allow_null=True)

@@ -19,7 +19,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from projects.models import User, WorkloadKind
-from scheduling import services
+from scheduling import services, time_limits
 from scheduling.api import requests
 from scheduling.api.base import FIELDS, ApiViewSet
 from scheduling.api.idle_rules import extension_of
@@ -91,7 +91,7 @@ class WorkloadViewSet(ApiViewSet):
     def list(self, request: Request) -> Response:
         """Workloads, newest first."""
         rows = _searched(_filtered(self.get_queryset(), request, self.person), request)
-        return self.items(rows, WorkloadSchema, ordering=_ordering(request), context=_waits)
+        return self.items(rows, WorkloadSchema, ordering=_ordering(request), context=_clocks)
 
     @extend_schema(responses={200: WorkloadSchema, **ERRORS})
     def retrieve(self, request: Request, pk: uuid.UUID) -> Response:
@@ -185,7 +185,8 @@ class WorkloadViewSet(ApiViewSet):
     @extend_schema(request=ExtendSchema, responses={200: WorkloadSchema, **CONFLICTS})
     @action(detail=True, methods=["post"])
     def extend(self, request: Request, pk: uuid.UUID) -> Response:
-        """Keep it for so long from now at least, though it idles; as often as one likes."""
+        """Keep it for so long from now at least, though it idles or its time limit is over; a time
+        limit is put off ten times by those who are no managers."""
         for_s = extension_of(self._workload(pk), request.data)
         return self._act(pk, partial(services.extend, for_s=for_s, channel="api"))
 
@@ -200,7 +201,7 @@ class WorkloadViewSet(ApiViewSet):
         return workload
 
     def _data(self, workload: Workload) -> Any:  # JSON
-        context = {**self.get_serializer_context(), **_waits([workload])}
+        context = {**self.get_serializer_context(), **_clocks([workload])}
         return WorkloadSchema(workload, context=context).data
 
     def _act(self, pk: uuid.UUID, change: Callable[..., Workload]) -> Response:
@@ -226,11 +227,14 @@ class WorkloadViewSet(ApiViewSet):
 
 
 def _context(context: Mapping[str, Any], person: User) -> dict[str, Any]:  # a serialiser's context
-    return {**context, "rights": Rights(person), "now": timezone.now(), "waits": {}}
+    return {**context, "rights": Rights(person), "now": timezone.now(), "waits": {}, "limits": {}}
 
 
-def _waits(rows: list[Workload]) -> dict[str, object]:
-    return {"waits": waited([row.pk for row in rows], timezone.now())}
+def _clocks(rows: list[Workload]) -> dict[str, object]:
+    """How long they waited, and how far they are with their time limits."""
+    now = timezone.now()
+    limits = time_limits.standings(rows, now)
+    return {"waits": waited([row.pk for row in rows], now), "limits": limits}
 
 
 def _submitted(spec: WorkloadSpec, owner: User, key: uuid.UUID) -> Workload:
@@ -346,4 +350,4 @@ class QueueViewSet(ApiViewSet):
         """Waiting workloads, longest in the queue first; `queue` says each one's place."""
         rows = _filtered(self.get_queryset(), request, self.person)
         ordering = ("submitted_at", "id")
-        return self.items(rows, WorkloadSchema, ordering=ordering, context=_waits)
+        return self.items(rows, WorkloadSchema, ordering=ordering, context=_clocks)
