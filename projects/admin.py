@@ -217,6 +217,8 @@ class GpuQuotaForm(forms.ModelForm):  # type: ignore[type-arg]  # generic at che
         """As Django's, for quotas of `owner`."""
         super().__init__(*args, **kwargs)
         self._owner = owner
+        # Quotas are saved by owner and node type: another type is another row.
+        self.fields["node_type"].disabled = self.instance.pk is not None
 
     def clean(self) -> dict[str, Any]:  # what Django declares
         """Refuse over-commitment at the field, in words.

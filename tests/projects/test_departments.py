@@ -421,3 +421,18 @@ class TestAdmin:
             {"department": "Robots"},
             {"department": "Vision"},
         )
+
+    def test_a_quota_keeps_its_node_type(self, admin: Client, planted: Tree) -> None:
+        quota = planted.walking.gpu_quotas.get()
+        other = NodeType.objects.create(name="v100", title="V100", label_value="v100")
+        address = reverse("admin:projects_project_change", args=[planted.walking.pk])
+        own = {"title": "Walking", "department": planted.walking.department_id, "priority": 100}
+        more = {f"allowed_node_types-{name}_FORMS": 0 for name in ("TOTAL", "INITIAL")}
+        row = {"id": quota.pk, "node_type": other.pk, "quota_milli": 1000, "weight": quota.weight}
+        rows = posted() | {"gpu_quotas-TOTAL_FORMS": 1, "gpu_quotas-INITIAL_FORMS": 1}
+        answer = admin.post(
+            address, {**own, **rows, **more, **{f"gpu_quotas-0-{name}": row[name] for name in row}}
+        )
+        assert answer.status_code == 302
+        kept = planted.walking.gpu_quotas.get()
+        assert (kept.node_type, kept.quota_milli) == (quota.node_type, 1000)
