@@ -2,7 +2,8 @@
  *
  *     hammer REGION LIMIT SEED [own-pid-namespace]
  *
- * Prints its pid as its parent sees it. Ends with 3 once it sees more granted than the limit.
+ * Prints its pid as its parent sees it. Ends with 3 once it sees more granted than the limit, with 5
+ * once less is counted for it than it holds.
  */
 #define _GNU_SOURCE
 #include <sched.h>
@@ -38,18 +39,21 @@ static int is_broken(uint64_t limit)
 
 static void *work(void *argument)
 {
-    uint64_t limit = *(uint64_t *)argument, held[16] = {0};
+    uint64_t limit = *(uint64_t *)argument, held[16] = {0}, sum = 0;
     unsigned seed = (unsigned)(uintptr_t)&held ^ (unsigned)getpid() * 2654435761u ^ (unsigned)rand();
     for (;;) {
         int i = rand_r(&seed) % 16;
         if (held[i]) {
+            sum -= held[i];
             allot_account_release(&account, 0, held[i]);
             held[i] = 0;
         } else {
             uint64_t n = (uint64_t)rand_r(&seed) % (limit / 3) + 1;
             if (allot_account_reserve(&account, 0, n, limit))
-                held[i] = n;
+                sum += held[i] = n;
         }
+        if (allot_account_own(&account, 0) < sum)
+            _exit(5);
         if (is_broken(limit))
             _exit(3);
     }

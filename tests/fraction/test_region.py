@@ -18,7 +18,14 @@ import pytest
 from scheduling.agent.fraction import build
 from scheduling.agent.fraction.build import NATIVE, Libraries
 from scheduling.agent.fraction.limits import GpuLimit, LimitsError, uuid_bytes
-from scheduling.agent.fraction.region import SIZE, Region, RegionError, State
+from scheduling.agent.fraction.region import (
+    MAX_GPUS,
+    MAX_SLOTS,
+    SIZE,
+    Region,
+    RegionError,
+    State,
+)
 from tests.fraction.world import UUIDS, until
 
 LIMIT = 1_000_000
@@ -74,7 +81,30 @@ def test_a_new_region_says_what_it_was_made_for(region: Region) -> None:
     assert reading.limit_bytes == (LIMIT,)
     assert reading.used_bytes == (0,)
     assert reading.last_call_s is None
-    assert region.path.stat().st_size == SIZE
+    found = region.path.stat()
+    assert found.st_size == SIZE
+    # On a full disk a process that wrote into a hole would die of it.
+    assert found.st_blocks * 512 >= SIZE
+
+
+def test_a_region_of_before_contexts_were_counted_is_still_read(
+    libraries: Libraries, region: Region
+) -> None:
+    """Sessions run on while their agent is upgraded."""
+    account = Account(libraries, region.path)
+    assert account.reserve(600_000)
+    with region.path.open("r+b") as file:
+        file.seek(8)
+        file.write((2).to_bytes(4, "little"))
+        file.truncate(SIZE - 2 * MAX_GPUS * MAX_SLOTS * 8)
+    region.set_state(State.SWAPPED_OUT)
+    reading = region.read()
+    assert reading.used_bytes == (600_000,)
+    assert reading.state is State.SWAPPED_OUT
+    (process,) = reading.processes
+    assert process.context_bytes == (0,)
+    region.set_measured(process, 0, 1)
+    assert region.path.stat().st_size < SIZE
 
 
 def test_what_processes_take_is_summed_and_never_beyond_the_limit(
@@ -192,6 +222,36 @@ def test_limits_that_nobody_can_be_given_are_refused(gpu: GpuLimit) -> None:
 
     with pytest.raises(LimitsError):
         Limits("session", "/region", (gpu,)).text()
+
+
+def test_who_lets_go_closes_its_own_file_and_no_other(libraries: Libraries, region: Region) -> None:
+    """A program that closes all its descriptors may have opened others in their place."""
+    account = Account(libraries, region.path)
+    (number,) = (
+        each
+        for each in map(int, os.listdir("/proc/self/fd"))
+        if Path(f"/proc/self/fd/{each}").resolve() == region.path
+    )
+    theirs = os.open("/dev/null", os.O_RDONLY)
+    os.dup2(theirs, number)
+    account.drop()
+    os.fstat(number)
+    os.close(number)
+    os.close(theirs)
+
+
+def test_a_region_is_never_a_standard_stream(libraries: Libraries, region: Region) -> None:
+    script = (
+        "import ctypes, os, sys\n"
+        "lib = ctypes.CDLL(sys.argv[1]); memory = ctypes.create_string_buffer(256)\n"
+        "os.close(0); why = ctypes.c_char_p()\n"
+        "assert lib.allot_account_open(memory, sys.argv[2].encode(), ctypes.byref(why)) == 0\n"
+        "assert lib.allot_account_join(memory) == 0\n"
+        "found = [n for n in os.listdir('/proc/self/fd') if os.path.exists(f'/proc/self/fd/{n}')"
+        " and os.readlink(f'/proc/self/fd/{n}') == sys.argv[2]]\n"
+        "assert found and '0' not in found, found"
+    )
+    subprocess.run([sys.executable, "-S", "-c", script, libraries.region, region.path], check=True)
 
 
 class Crowd:

@@ -20,10 +20,13 @@ from scheduling.agent.fraction.limits import GpuLimit, uuid_bytes
 
 MAGIC = b"ALLOTRG1"
 VERSION = 3
+# Whole regions without what is counted for contexts: sessions that have run since before an agent
+# was upgraded keep the libraries, and the region, that they began with.
+_WITHOUT_CONTEXTS = 2
 MAX_GPUS, MAX_SLOTS = 16, 1024
 _LOCK_SLOTS = 1 << 20
 # Offsets in bytes; see the C structure.
-_STATE, _GENERATION, _LAST_CALL, _HIGH, _HELD, _WAKES = 16, 12, 24, 32, 36, 40
+_VERSION, _GENERATION, _STATE, _LAST_CALL, _HIGH, _HELD, _WAKES = 8, 12, 16, 24, 32, 36, 40
 _GPUS, _GPU_SIZE = 64, 64
 _PROCESSES, _PROCESS_SIZE = _GPUS + MAX_GPUS * _GPU_SIZE, 64
 _NAMESPACE, _GPU_NS, _CONTEXTS, _PROCESS_FLAGS = 8, 24, 32, 40
@@ -101,6 +104,7 @@ class Reading:
     """What a region says at one moment.
 
     Attributes:
+        is_current: It is of the form that this version's libraries write.
         flags: Those of all living processes; several devices are also those of several processes.
         device_uuids: 16 bytes each.
         used_bytes: Per device, of living processes.
@@ -109,6 +113,7 @@ class Reading:
         num_wakes: Datagrams sent so far.
     """
 
+    is_current: bool
     state: State
     flags: Flag
     generation: int
@@ -140,13 +145,17 @@ class Region:
             path: Of the file; it gets its name when it is whole.
             limits: Devices, in the order of the limits file.
             mode: The session's processes write to it as whatever user they run.
+
+        Raises:
+            OSError: the disk is full, or the folder cannot be written.
         """
         region = cls(path)
         if path.exists():
             return region
         temporary = path.with_name(f".{path.name}.{os.getpid()}")
         with open(temporary, "wb") as file:
-            file.truncate(SIZE)
+            # Not a file of holes: a process that writes to one on a full disk dies of it (SIGBUS).
+            os.posix_fallocate(file.fileno(), 0, SIZE)
             file.write(struct.pack("<8sII", MAGIC, VERSION, 1))
             for place, limit in enumerate(limits):
                 file.seek(_GPUS + place * _GPU_SIZE)
@@ -166,12 +175,16 @@ class Region:
             if len(head) != _GPUS or not head.startswith(MAGIC):
                 raise RegionError(f"{self.path}: not a region")
             version, generation, state = struct.unpack_from("<III", head, 8)
-            if version != VERSION:
+            if version not in (VERSION, _WITHOUT_CONTEXTS):
                 raise RegionError(f"{self.path}: version {version}")
             last_call_ns, high, num_held, num_wakes = struct.unpack_from("<QIIQ", head, _LAST_CALL)
             gpus = _gpus(_exactly(fd, MAX_GPUS * _GPU_SIZE, _GPUS))
-            processes = tuple(_processes(fd, min(high, MAX_SLOTS), len(gpus)))
+            is_current = version == VERSION
+            processes = tuple(
+                _processes(fd, min(high, MAX_SLOTS), len(gpus), counts_contexts=is_current)
+            )
         return Reading(
+            is_current=is_current,
             state=State(state) if state in State._value2member_map_ else State.FAILED,
             flags=_flags(processes),
             generation=generation,
@@ -216,9 +229,12 @@ class Region:
     def set_measured(self, process: Process, place: int, num_bytes: int) -> None:
         """Have a process count so much for its contexts on a device, from its next call on.
 
-        Nothing if it has ended; who takes its slot in just this moment is put right later.
+        Nothing if it has ended, or is of before regions had a place for it; who takes its slot in
+        just this moment is put right later.
         """
         with self._opened(os.O_RDWR) as fd:
+            if _exactly(fd, 4, _VERSION) != struct.pack("<I", VERSION):
+                return
             own = _exactly(fd, 4, _PROCESSES + process.slot * _PROCESS_SIZE)
             if is_locked(fd, process.slot) and own == struct.pack("<I", process.pid):
                 cell = _MEASURED + (place * MAX_SLOTS + process.slot) * 8
@@ -258,10 +274,11 @@ def _gpus(data: bytes) -> list[tuple[bytes, int]]:
     return found
 
 
-def _processes(fd: int, high: int, num_gpus: int) -> Iterator[Process]:
+def _processes(fd: int, high: int, num_gpus: int, *, counts_contexts: bool) -> Iterator[Process]:
     pids = _exactly(fd, high * _PROCESS_SIZE, _PROCESSES)
     used = _columns(fd, _USED, high, num_gpus)
-    contexts_of = _columns(fd, _CONTEXT, high, num_gpus)
+    nothing = [(0,) * high] * num_gpus
+    contexts_of = _columns(fd, _CONTEXT, high, num_gpus) if counts_contexts else nothing
     saved = _columns(fd, _SAVED, high, num_gpus)
     for slot in range(high):
         if is_locked(fd, slot):

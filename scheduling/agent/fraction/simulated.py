@@ -89,7 +89,8 @@ class SimulatedDriver:
         region = Region.create(self.memory, limits)
         try:
             found = region.read()
-            if found.limit_bytes == tuple(each.usable_bytes for each in self.devices):
+            usable = tuple(each.usable_bytes for each in self.devices)
+            if found.is_current and found.limit_bytes == usable:
                 return
         except RegionError:
             pass

@@ -50,13 +50,15 @@ static int copy(char *target, size_t size, const char *text)
 static int read_gpu(allot_limits *limits, const char *rest)
 {
     char uuid[64], share[ALLOT_PATH_MAX];
+    int end = 0;
     if (limits->num_gpus == ALLOT_MAX_GPUS)
         return -1;
     allot_gpu_limit *gpu = &limits->gpus[limits->num_gpus];
-    if (sscanf(rest, "%63s %" SCNu64 " %" SCNu64 " %" SCNu32 " %511s %" SCNu32, uuid, &gpu->bytes,
-               &gpu->context_bytes, &gpu->milli, share, &gpu->share_slot) != 6 ||
-        allot_uuid_parse(uuid, gpu->uuid) != 0 || gpu->bytes == 0 || gpu->bytes > INT64_MAX ||
-        gpu->milli == 0 || gpu->milli > 1000 || strchr(rest, '+') ||
+    if (sscanf(rest, "%63s %" SCNu64 " %" SCNu64 " %" SCNu32 " %511s %" SCNu32 "%n", uuid,
+               &gpu->bytes, &gpu->context_bytes, &gpu->milli, share, &gpu->share_slot, &end) != 6 ||
+        rest[end] || allot_uuid_parse(uuid, gpu->uuid) != 0 || gpu->bytes == 0 ||
+        gpu->bytes > INT64_MAX || gpu->context_bytes > INT64_MAX || gpu->milli == 0 ||
+        gpu->milli > 1000 || strchr(rest, '+') ||
         allot_limits_find(limits, gpu->uuid) >= 0)
         return -1;
     if (strcmp(share, "-") != 0 && copy(gpu->share, sizeof gpu->share, share) != 0)

@@ -37,13 +37,24 @@ static uint64_t now_ns(void)
     return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
+int allot_open(const char *path)
+{
+    int fd = open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+    if (fd < 0 || fd > STDERR_FILENO)
+        return fd;
+    /* A program that has closed its standard streams opens others in their place, unasked. */
+    int higher = fcntl(fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
+    close(fd);
+    return higher;
+}
+
 int allot_account_open(allot_account *account, const char *path, const char **why)
 {
     struct stat found;
     account->slot = -1;
     account->map = NULL;
     pthread_mutex_init(&account->mutex, NULL);
-    account->fd = open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+    account->fd = allot_open(path);
     if (account->fd < 0) {
         *why = "the region cannot be opened";
         return -1;
@@ -53,6 +64,8 @@ int allot_account_open(allot_account *account, const char *path, const char **wh
         *why = "the region is no file of the right size";
         goto fail;
     }
+    account->device = (uint64_t)found.st_dev;
+    account->inode = (uint64_t)found.st_ino;
     void *map = mmap(NULL, sizeof(allot_region), PROT_READ | PROT_WRITE, MAP_SHARED, account->fd, 0);
     if (map == MAP_FAILED) {
         *why = "the region cannot be mapped";
@@ -118,10 +131,13 @@ int allot_account_join(allot_account *account)
 
 void allot_account_drop(allot_account *account)
 {
+    struct stat found;
     if (account->map)
         munmap(account->map, sizeof(allot_region));
-    /* An inherited copy of the descriptor would keep the parent's slot alive. */
-    if (account->fd >= 0)
+    /* An inherited copy of the descriptor would keep the parent's slot alive. A program that closed
+     * all of its descriptors may have another file there by now. */
+    if (account->fd >= 0 && fstat(account->fd, &found) == 0 &&
+        (uint64_t)found.st_dev == account->device && (uint64_t)found.st_ino == account->inode)
         close(account->fd);
     account->map = NULL;
     account->fd = -1;
@@ -171,8 +187,9 @@ int allot_account_is_alive(const allot_account *account, int slot)
 }
 
 /* Empties the slots of the dead. The slot is held meanwhile: a newcomer who took it between the
- * look and the writing would lose what it had reserved. */
-int allot_account_sweep(allot_account *account)
+ * look and the writing would lose what it had reserved. Under the mutex: the locks are those of the
+ * whole process, so that of two threads the first to end would let go what the second holds. */
+static int sweep(allot_account *account)
 {
     allot_region *map = account->map;
     int num_swept = 0;
@@ -187,6 +204,14 @@ int allot_account_sweep(allot_account *account)
         set_lock(account->fd, F_UNLCK, ALLOT_LOCK_SLOTS + slot);
         num_swept++;
     }
+    return num_swept;
+}
+
+int allot_account_sweep(allot_account *account)
+{
+    pthread_mutex_lock(&account->mutex);
+    int num_swept = sweep(account);
+    pthread_mutex_unlock(&account->mutex);
     return num_swept;
 }
 
@@ -215,7 +240,7 @@ static int reserve_scarce(allot_account *account, unsigned gpu, uint64_t n, uint
             is_reserved = 1;
             break;
         }
-        if (allot_account_sweep(account))
+        if (sweep(account))
             continue;
         if (plus(granted(map, gpu), n) > limit)
             break;
@@ -274,9 +299,11 @@ uint64_t allot_account_used(allot_account *account, unsigned gpu)
     if (!account->map || gpu >= ALLOT_MAX_GPUS)
         return 0;
     uint64_t now = now_ns(), then = atomic_load(&account->map->swept_at);
-    if (now - then >= SWEEP_EVERY_NS) {
+    /* Who has the mutex is about to look for the dead itself, or will not take long. */
+    if (now - then >= SWEEP_EVERY_NS && pthread_mutex_trylock(&account->mutex) == 0) {
         atomic_store(&account->map->swept_at, now);
-        allot_account_sweep(account);
+        sweep(account);
+        pthread_mutex_unlock(&account->mutex);
     }
     return granted(account->map, gpu);
 }

@@ -92,9 +92,13 @@ typedef struct {
     int fd;
     int slot; /* -1: only looks */
     allot_region *map;
+    uint64_t device, inode; /* of the file, by which `fd` is known to be it still */
     pthread_mutex_t mutex;
 } allot_account;
+#define ALLOT_ACCOUNT_NONE {.fd = -1, .slot = -1, .mutex = PTHREAD_MUTEX_INITIALIZER}
 
+/* Opens a file of ours for reading and writing, never as a standard stream; -1 if it cannot be. */
+int allot_open(const char *path);
 /* Maps a region that somebody made. 0, or -1 with a sentence in `why`. */
 int allot_account_open(allot_account *account, const char *path, const char **why);
 /* Takes a slot in it. 0, or -1 if all are taken. */

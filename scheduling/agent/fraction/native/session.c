@@ -13,7 +13,7 @@ enum { UNKNOWN, READY, UNUSABLE };
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static _Atomic int state = UNKNOWN;
-static allot_session session;
+static allot_session session = {.account = ALLOT_ACCOUNT_NONE};
 /* Two, so that who reads one is not disturbed while the other is read anew. */
 static allot_limits both[2];
 static _Atomic uint32_t generation;
@@ -48,8 +48,8 @@ static void in_child(void)
 {
     /* Another thread may have held it. */
     pthread_mutex_init(&mutex, NULL);
-    if (state == READY)
-        allot_account_drop(&session.account);
+    /* Also where another thread was just attaching: it has the file, and perhaps a slot. */
+    allot_account_drop(&session.account);
     state = UNKNOWN;
     depth = 0;
     for (int i = 0; i < num_forgetters; i++)
