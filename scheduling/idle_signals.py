@@ -65,6 +65,16 @@ def _signal(report: Mapping[str, object], name: str, may_lack_network: bool) -> 
     return Signal(name, Says.QUIET, since=datetime.fromtimestamp(since, UTC))
 
 
+BACKGROUND_SIGNALS = frozenset(("cpu", NETWORK))
+"""What a server does by itself, such as saving a notebook: nobody need be at work for it."""
+
+
+def unquiet(report: Mapping[str, object]) -> list[str]:
+    """Names of a session's signals that say *in use*, or are missing and must not be."""
+    found = signals_of(report, may_lack_network=True)
+    return [each.name for each in found if each.says in (Says.BUSY, Says.MISSING)]
+
+
 def idle_since(
     report: Mapping[str, object], *, may_lack_network: bool, is_session: bool = True
 ) -> datetime | None:

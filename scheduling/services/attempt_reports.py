@@ -28,7 +28,12 @@ from scheduling.models import (
 )
 from scheduling.services.attempt_ends import follow_end
 from scheduling.services.events import announce_workload, record_event
-from scheduling.services.idleness import copy_swap_facts, note_spell, swap_facts
+from scheduling.services.idleness import (
+    copy_swap_facts,
+    note_spell,
+    swap_facts,
+    tell_withdrawn,
+)
 from scheduling.services.replicas import is_whole, num_alive
 from scheduling.services.reported import time_of, uuid_of
 from scheduling.services.transitions import advance, advance_by, lock
@@ -129,8 +134,10 @@ def _record_attempt(attempt: Attempt, report: protocol.AttemptReport) -> None:
         return
     before, idle_since = _visible(attempt), attempt.idle_since
     _record_checkpoints(attempt, report.checkpoints)
-    was_around = bool(attempt.around_share)
+    was_around, was_asked = bool(attempt.around_share), attempt.lend_asked_at is not None
     _copy_facts(attempt, report)
+    if was_asked and attempt.lend_asked_at is None:
+        tell_withdrawn(workload, attempt, timezone.now())
     if attempt.around_share and not was_around:
         now, details = timezone.now(), attempt.around_share
         record_event(workload, "around_share", at=now, attempt=attempt, details=details)

@@ -16,11 +16,11 @@ from django.db import transaction
 from django.db.models import Q
 
 from projects.models import WorkloadKind
-from scheduling.idle_signals import idle_since
+from scheduling.idle_signals import BACKGROUND_SIGNALS, idle_since, unquiet
 from scheduling.live import announce, workload_topic
-from scheduling.models import Attempt, IdleSpell, SwapState
+from scheduling.models import Attempt, IdleSpell, SwapState, Workload
 from scheduling.rules import rule_for
-from scheduling.services.events import wake_planner
+from scheduling.services.events import record_event, wake_planner
 from scheduling.snapshot import IDLE_MARK_LASTS_S
 
 if TYPE_CHECKING:
@@ -51,8 +51,7 @@ def copy_swap_facts(attempt: Attempt, report: protocol.AttemptReport, now: datet
     if report.idle is not None:
         attempt.idle_signals = msgspec.to_builtins(report.idle)
         # Whether the network must be measured is the watch's to ask: that takes the project's row.
-        is_busy = idle_since(attempt.idle_signals, may_lack_network=True) is None
-        if attempt.idle_since is not None and is_busy:
+        if idle_since(attempt.idle_signals, may_lack_network=True) is None:
             _forget_idleness(attempt)
 
 
@@ -65,6 +64,7 @@ def swap_facts(attempt: Attempt) -> tuple[object, ...]:
         attempt.bytes_on_host,
         attempt.idle_signals,
         attempt.idle_since,
+        attempt.lend_asked_at,
     )
 
 
@@ -83,8 +83,18 @@ def end_spell(attempt: Attempt, at: datetime, *, is_cut_off: bool = False) -> No
 
 
 def _forget_idleness(attempt: Attempt) -> None:
-    attempt.idle_since = attempt.idle_seen_at = attempt.lend_asked_at = None
+    attempt.idle_since = attempt.idle_seen_at = None
+    # What its owner asked for waits while only the server works for itself; whoever uses the
+    # session withdraws it.
+    if not set(unquiet(attempt.idle_signals)) <= BACKGROUND_SIGNALS or attempt.ended_at is not None:
+        attempt.lend_asked_at = None
     attempt.not_lent = {}
+
+
+def tell_withdrawn(workload: Workload, attempt: Attempt, now: datetime) -> None:
+    """Say on the session's page that what was asked for will not come, and why: it is used."""
+    details = {"signals": unquiet(attempt.idle_signals)}
+    record_event(workload, "lend_withdrawn", at=now, attempt=attempt, details=details)
 
 
 def note_spell(
@@ -147,5 +157,8 @@ def _idle_since(row: Attempt) -> datetime | None:
 @transaction.atomic
 def _end_spell_of(pk: uuid.UUID, now: datetime) -> None:
     row = Attempt.objects.select_for_update(no_key=True).select_related(None).get(pk=pk)
+    was_asked = row.lend_asked_at is not None
     end_spell(row, now)
+    if was_asked and row.lend_asked_at is None:
+        tell_withdrawn(row.workload, row, now)
     row.save(update_fields=["idle_since", "idle_seen_at", "lend_asked_at", "not_lent"])

@@ -99,11 +99,12 @@ def _record_loan(pk: uuid.UUID, report: protocol.LoanReport) -> None:
         row.is_wanted = False
         row.ended_at = max(time_of(report.ended_at) or now, row.lent_at or row.started_at)
     row.save()
-    if _answers_its_lender(row, report.ended_by):
-        asked = Attempt.objects.filter(pk=row.lender_id, lend_asked_at__isnull=False)
-        asked.update(lend_asked_at=None)
     lender, borrower = row.lender.workload, row.borrower.workload
     told = _numbers(row, borrower)
+    if _answers_its_lender(row, report.ended_by):
+        asked = Attempt.objects.filter(pk=row.lender_id, lend_asked_at__isnull=False)
+        if asked.update(lend_asked_at=None) and row.state == LoanState.REFUSED:
+            record_event(lender, "lend_refused", at=now, attempt=row.lender, details=told)
     if row.lent_at and not was_lent:
         record_event(lender, "swapped_out", at=now, attempt=row.lender, details=told)
     is_ending = row.state in (LoanState.WAKING, *FINAL_STATES)

@@ -8,6 +8,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from scheduling import formats
+from scheduling.texts.idleness import NAMES
 from scheduling.texts.words import Details, Sentence
 
 NOT_LENT: dict[str, Sentence] = {
@@ -120,6 +121,21 @@ def refused(d: Details) -> str:
     return _("%(other)s could not lend its GPU after all.") % values
 
 
+def withdrawn(d: Details) -> str:
+    names = [NAMES[name]() for name in d.get("signals") or () if name in NAMES]
+    return _("It is not swapped out after all: it is in use (%(signals)s).") % {
+        "signals": ", ".join(names) or "—"
+    }
+
+
+def lend_refused(d: Details) -> str:
+    error = str(d.get("error", ""))
+    if error == "not_idle":
+        return _("It is not swapped out after all: it was used in that moment.")
+    values = {"reason": obstacle(error) or error or "—"}
+    return _("It is not swapped out after all. %(reason)s") % values
+
+
 REASONS: dict[str, Sentence] = {
     "lent": lent,
     "lender_woke": lambda d: _("Gave the GPU back to the session that lent it"),
@@ -136,5 +152,7 @@ EVENTS: dict[str, Sentence] = {
     "loan_refused": refused,
     "loan_recalled": lambda d: _("Asked to save and to give back what it has on loan."),
     "lend_asked": lambda d: _("Its GPU may be lent at once."),
+    "lend_withdrawn": withdrawn,
+    "lend_refused": lend_refused,
     "wake_asked": lambda d: _("Asked to wake up."),
 }

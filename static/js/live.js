@@ -2,7 +2,8 @@
 //
 // `data-live="topic topic"` on an element with `hx-get` and `hx-trigger="changed"` makes it ask for itself
 // again when one of the topics changes; `data-topic` alone subscribes (charts listen to `allot:samples`).
-// While the page is hidden nothing is asked for; after a gap everything is asked for once.
+// While the page is hidden nothing is asked for; after a gap everything is asked for once, and so it is when
+// a connection first listens: what changed since the page was made was told to nobody.
 "use strict";
 
 (() => {
@@ -14,6 +15,7 @@
   let socket = null;
   let retries = 0;
   let wasOpen = false;
+  let isListening = false;
   let missedWhileHidden = false;
   let subscribeTimer = null;
   const pending = new Map();
@@ -66,7 +68,17 @@
     subscribeTimer = setTimeout(say, RESUBSCRIBE_MS);
   };
 
+  const listens = () => {
+    if (isListening) return;
+    isListening = true;
+    if (document.hidden) missedWhileHidden = true;
+    else for (const region of regions()) refresh(region);
+    if (wasOpen) document.dispatchEvent(new CustomEvent("allot:reconnected"));
+    wasOpen = true;
+  };
+
   const hear = (message) => {
+    if (message.type === "subscribed") listens();
     if (message.type === "samples") {
       document.dispatchEvent(new CustomEvent("allot:samples", { detail: message }));
       return;
@@ -89,9 +101,8 @@
     socket.addEventListener("open", () => {
       retries = 0;
       showState("open");
+      isListening = false;
       say();
-      if (wasOpen) refreshAll();
-      wasOpen = true;
     });
     socket.addEventListener("message", (event) => hear(JSON.parse(event.data)));
     socket.addEventListener("close", (event) => {

@@ -159,6 +159,68 @@ def test_what_was_asked_for_holds_for_its_loan_until_that_is_answered(scene: Sce
     assert Attempt.objects.get(pk=loan.lender_id).lend_asked_at is None
 
 
+def told(session: Workload, code: str) -> str:
+    """The newest event of that kind, as the session's page says it."""
+    return event_sentence(session.events.filter(code=code).latest("at"))
+
+
+def test_use_withdraws_what_was_asked_for_and_the_page_says_so(scene: Scene) -> None:
+    scene.rest(minutes=0.5)
+    watch_idle(timezone.now())
+    swap_out(scene.session, actor=scene.session.owner)
+    scene.use()
+    attempt = Attempt.objects.get(workload=scene.session)
+    assert (attempt.idle_since, attempt.lend_asked_at) == (None, None)
+    assert told(scene.session, "lend_withdrawn") == (
+        "It is not swapped out after all: it is in use (GPU, CPU, Network, Kernels, Terminals)."
+    )
+    scene.use()
+    assert scene.session.events.filter(code="lend_withdrawn").count() == 1
+
+
+def test_what_the_server_does_by_itself_only_puts_off_what_was_asked_for(scene: Scene) -> None:
+    """It saves the notebook that is open."""
+    scene.rest(minutes=0.5)
+    watch_idle(timezone.now())
+    swap_out(scene.session, actor=scene.session.owner)
+    scene.rest(minutes=0.5, cpu_idle_since=None, network_idle_since=None)
+    watch_idle(timezone.now())
+    run_cycle()
+    attempt = Attempt.objects.get(workload=scene.session)
+    assert attempt.idle_since is None
+    assert attempt.lend_asked_at is not None
+    assert not Loan.objects.exists()
+    scene.rest(minutes=0.5)
+    watch_idle(timezone.now())
+    run_cycle()
+    assert Loan.objects.get().lender == attempt
+    # Used while that waits, it is withdrawn all the same.
+    scene.rest(minutes=0.5, cpu_idle_since=None)
+    scene.rest(minutes=0.5, cpu_idle_since=None, kernels_idle_since=None)
+    attempt.refresh_from_db()
+    assert attempt.lend_asked_at is None
+    assert told(scene.session, "lend_withdrawn").endswith("(CPU, Kernels).")
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        ("not_idle", "It is not swapped out after all: it was used in that moment."),
+        ("managed_memory", "It is not swapped out after all. It uses managed GPU memory, which "
+         "cannot be swapped."),
+    ],
+)  # fmt: skip
+def test_what_an_agent_refuses_is_told_to_who_asked_for_it(
+    scene: Scene, error: str, text: str
+) -> None:
+    scene.rest(minutes=0.5)
+    watch_idle(timezone.now())
+    swap_out(scene.session, actor=scene.session.owner)
+    run_cycle()
+    scene.say(Loan.objects.get(), LoanState.REFUSED, error=error, ended_at=time.time())
+    assert told(scene.session, "lend_refused") == text
+
+
 def test_a_refusal_answers_what_was_asked_for_and_begins_the_window_anew(scene: Scene) -> None:
     scene.rest(minutes=0.5)
     watch_idle(timezone.now())

@@ -25,7 +25,7 @@ from tests.serving import served
 from tests.web.scene import Scene, make_scene
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser, Page, Route
 
 pytestmark = [pytest.mark.e2e, pytest.mark.django_db(transaction=True)]
 
@@ -162,6 +162,21 @@ def test_changes_appear_without_reload_and_dialogs_name_the_loss(scene: Scene, s
     elsewhere(lambda: services.stop(scene.refused, actor=scene.organisation.vera))
     card.locator("[data-state=stopped]").wait_for(timeout=LOOK_MS)
     assert visit.page.evaluate("window.notReloaded") is True
+    assert visit.said == []
+
+
+def test_what_changes_before_a_page_listens_is_shown_as_well(scene: Scene, site: Site) -> None:
+    """Between the page's making and its subscription nobody is told of anything."""
+    visit = site.visit(scene.organisation.vera, theme="light")
+
+    def late(route: Route) -> None:
+        elsewhere(lambda: services.stop(scene.refused, actor=scene.organisation.vera))
+        route.continue_()
+
+    visit.page.route("**/js/live*.js", late)
+    visit.go("/sessions")
+    card = visit.page.locator("article[data-name=too-much]")
+    card.locator("[data-state=stopped]").wait_for(timeout=LOOK_MS)
     assert visit.said == []
 
 
