@@ -12,6 +12,7 @@ import ctypes
 import json
 import os
 import sys
+import threading
 import time
 from ctypes import byref, c_int, c_size_t, c_uint, c_uint64, c_void_p
 
@@ -148,17 +149,58 @@ class Caller:
     def by_graph(self, num_bytes: int) -> int:
         """A launch of a graph that allocates; graphs of one device share their memory."""
         self.named["graph"] = self.named.get("graph", 0) + num_bytes
-        graph, execution, node = c_void_p(), c_void_p(), c_void_p()
+        return self.graph("", self.named["graph"])
+
+    def graph(self, name: str, num_bytes: int) -> int:
+        """Make, instantiate and launch a graph that allocates."""
+        graph, node = c_void_p(), c_void_p()
         self.cu.cuGraphCreate(byref(graph), 0)
         parameters = (c_uint64 * 16)(1, 1, 0)
         parameters[0] = 1 | 0 << 32  # pinned
         parameters[1] = 1 | 0 << 32  # on device 0
-        parameters[13] = self.named["graph"]
+        parameters[13] = num_bytes
         result = self.cu.cuGraphAddMemAllocNode(byref(node), graph, None, c_size_t(0), parameters)
-        if result:
-            return result
-        self.cu.cuGraphInstantiateWithFlags(byref(execution), graph, c_uint64(0))
+        return result or self._launched(name, graph)
+
+    def _launched(self, name: str, graph: c_void_p) -> int:
+        # As cudart 12 and 13 find it.
+        execution = c_void_p()
+        address = self.resolve("cuGraphInstantiate", 12000)[1]
+        kind = ctypes.CFUNCTYPE(c_int, c_void_p, c_void_p, c_uint64)
+        kind(address)(ctypes.addressof(execution), graph, 0)
+        self.named[name] = execution.value or 0
         return self.cu.cuGraphLaunch(execution, None)
+
+    def captured(self, name: str, num_bytes: int) -> int:
+        """The same, recorded from a stream."""
+        stream, graph, pointer = c_void_p(), c_void_p(), POINTER()
+        self.cu.cuStreamCreate(byref(stream), 0)
+        self.cu.cuStreamBeginCapture_v2(stream, 0)
+        result = self.cu.cuMemAllocAsync(byref(pointer), c_size_t(num_bytes), stream)
+        result = self.cu.cuStreamEndCapture(stream, byref(graph)) or result
+        return result or self._launched(name, graph)
+
+    def forget_graph(self, name: str, device: int = 0) -> list[int]:
+        return [
+            self.cu.cuGraphExecDestroy(c_uint64(self.named[name])),
+            self.cu.cuDeviceGraphMemTrim(device),
+        ]
+
+    def record(self, seconds: float) -> int:
+        """Launch a kernel, and another into a graph for so long; how the recording ended."""
+        stream, graph, into = c_void_p(), c_void_p(), c_void_p()
+        function, none = self._spin(), (c_void_p * 1)()
+        duration = c_uint64(1000)
+        none[0] = ctypes.addressof(duration)
+        arguments = (1, 1, 1, 1, 1, 1, 0)
+        self.cu.cuStreamCreate(byref(stream), 0)
+        self.cu.cuGraphCreate(byref(into), 0)
+        self.cu.cuLaunchKernel(function, *arguments, None, none, None)
+        self.cu.cuStreamBeginCaptureToGraph(stream, into, None, None, c_size_t(0), 0)
+        until_s = time.monotonic() + seconds
+        while time.monotonic() < until_s:
+            self.cu.cuLaunchKernel(function, *arguments, stream, none, None)
+        return self.cu.cuStreamEndCapture(stream, byref(graph))
 
     def pool(self, name: str) -> int:
         pool, properties = c_void_p(), (c_uint64 * 11)(1, 1)
@@ -186,6 +228,28 @@ class Caller:
     def destroy_pool(self, name: str) -> int:
         return self.cu.cuMemPoolDestroy(c_uint64(self.named[name]))
 
+    def device_pool(self, name: str, device: int) -> int:
+        """A device's own pool."""
+        pool = c_void_p()
+        result = self.cu.cuDeviceGetDefaultMemPool(byref(pool), device)
+        self.named[name] = pool.value or 0
+        return result
+
+    def pool_threads(self, num_threads: int, num_rounds: int, num_bytes: int) -> list[int]:
+        """Threads that allocate and free from the default pool; the codes that came."""
+        codes: list[int] = []
+
+        def work() -> None:
+            self.cu.cuCtxSetCurrent(self.context)
+            codes.extend(self.pool_rounds(num_rounds, num_bytes))
+
+        threads = [threading.Thread(target=work) for _ in range(num_threads)]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join()
+        return sorted(set(codes))
+
     def pool_rounds(self, num_rounds: int, num_bytes: int) -> list[int]:
         """Allocate and free from the default pool; the codes that came."""
         codes = set()
@@ -199,9 +263,7 @@ class Caller:
         """Launch kernels of so many nanoseconds between two times; how many, in how long."""
         time.sleep(max(0.0, from_s - time.monotonic()))
         began = time.monotonic()
-        module, function, count = c_void_p(), c_void_p(), 0
-        self.cu.cuModuleLoadData(byref(module), b"")
-        self.cu.cuModuleGetFunction(byref(function), module, b"spin")
+        function, count = self._spin(), 0
         parameters = (c_void_p * 1)()
         duration = c_uint64(kernel_ns)
         parameters[0] = ctypes.addressof(duration)
@@ -210,6 +272,60 @@ class Caller:
             count += result == 0
         self.cu.cuCtxSynchronize()
         return [count, time.monotonic() - began]
+
+    def _spin(self) -> c_void_p:
+        module, function = c_void_p(), c_void_p()
+        self.cu.cuModuleLoadData(byref(module), b"")
+        self.cu.cuModuleGetFunction(byref(function), module, b"spin")
+        return function
+
+    def launch(self, kernel_ns: int) -> int:
+        """A kernel of so many nanoseconds."""
+        parameters, duration = (c_void_p * 1)(), c_uint64(kernel_ns)
+        parameters[0] = ctypes.addressof(duration)
+        return self.cu.cuLaunchKernel(self._spin(), 1, 1, 1, 1, 1, 1, 0, None, parameters, None)
+
+    def launch_and_destroy(self, device: int = 0) -> list[int]:
+        """A kernel in a context of its own, which goes at once."""
+        context = c_void_p()
+        return [
+            self.cu.cuCtxCreate_v2(byref(context), 0, device),
+            self.launch(1000),
+            self.cu.cuCtxDestroy_v2(context),
+        ]
+
+    def beside_a_long_kernel(self, kernel_ns: int) -> bool:
+        """Whether kernels run on the second device while one on the first takes its time."""
+        ended = threading.Event()
+
+        def work() -> None:
+            self.start(0)
+            self.launch(kernel_ns)
+            self.cu.cuCtxSynchronize()
+            ended.set()
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        context = c_void_p()
+        self.cu.cuDevicePrimaryCtxRetain(byref(context), 1)
+        self.cu.cuCtxSetCurrent(context)
+        for _ in range(20):
+            time.sleep(0.02)
+            self.launch(1000)
+        is_first = not ended.is_set()
+        thread.join()
+        return is_first
+
+    def lock_process(self, pid: int) -> int:
+        """What the agent does to a process whose memory is to go away."""
+        return self.cu.cuCheckpointProcessLock(pid, None)
+
+    def load_module(self) -> int:
+        return self.cu.cuModuleLoadData(byref(c_void_p()), b"")
+
+    def array(self, width: int, height: int, form: int, channels: int, flags: int = 0) -> int:
+        descriptor = (c_uint64 * 5)(width, height, 0, form | channels << 32, flags)
+        return self.cu.cuArray3DCreate_v2(byref(c_void_p()), descriptor)
 
     def synchronise(self) -> int:
         return self.cu.cuCtxSynchronize()
@@ -292,11 +408,11 @@ class Caller:
         time.sleep(seconds)
         return 0
 
-    def nvml(self) -> dict[str, int]:
-        """What NVML shows of the first device."""
+    def nvml(self, index: int = 0) -> dict[str, int]:
+        """What NVML shows of a device."""
         lib = ctypes.CDLL("libnvidia-ml.so.1")
         device = c_void_p()
-        result = lib.nvmlInit_v2() or lib.nvmlDeviceGetHandleByIndex_v2(0, byref(device))
+        result = lib.nvmlInit_v2() or lib.nvmlDeviceGetHandleByIndex_v2(index, byref(device))
         one, two = (c_uint64 * 3)(), (c_uint64 * 5)()
         two[0] = 0x02000028
         first = lib.nvmlDeviceGetMemoryInfo(device, one)

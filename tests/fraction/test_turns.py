@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import signal
+import struct
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -12,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from scheduling.agent.fraction.limits import GpuLimit
-from scheduling.agent.fraction.region import Region
+from scheduling.agent.fraction.region import Region, State
 from scheduling.agent.fraction.utilisation import Utilisation
-from tests.fraction.world import GIB, UUIDS, Asked, World
+from tests.fraction.world import GIB, UUIDS, Asked, FakeDevice, World, until
 
 pytestmark = pytest.mark.alone
 
@@ -159,6 +162,75 @@ def test_a_killed_holder_passes_the_turn_on(sessions: Sessions) -> None:
         os.kill(each.pid, 9)
     (count,) = counts(stays)
     assert count * KERNEL_NS / 1e9 > 0.85 * MEASURED_S / 2
+
+
+def test_a_neighbour_that_was_stopped_slows_nobody_for_long(sessions: Sessions) -> None:
+    """With Ctrl-Z, perhaps while it has the turn: others wait for it once, not at each launch."""
+    until_s = time.monotonic() + STARTS_S + 2 * MEASURED_S
+    stopped = [sessions.spin(500, until_s + 60, measured_s=60 + 2 * MEASURED_S) for _ in range(2)]
+    goes_on = sessions.spin(500, until_s, measured_s=2 * MEASURED_S)
+    time.sleep(STARTS_S + 1)
+    for each in stopped:
+        os.kill(each.pid, signal.SIGSTOP)
+    try:
+        (count,) = counts(goes_on)
+    finally:
+        for each in stopped:
+            os.kill(each.pid, signal.SIGCONT)
+    # Of the last seven seconds two are waited for.
+    assert count * KERNEL_NS / 1e9 > 2
+
+
+def with_turns(make_world: MakeWorld, *, num_devices: int = 1) -> World:
+    """A session whose launches take turns, alone on its devices."""
+    world = make_world(devices=tuple(FakeDevice(uuid) for uuid in UUIDS[:num_devices]))
+    world.limits = tuple(
+        GpuLimit(device.uuid, GIB, 500, share_file=str(world.prefix / f"turns-{number}"))
+        for number, device in enumerate(world.devices)
+    )
+    for limit in world.limits:
+        Path(limit.share_file).write_bytes(b"")
+    world.write_limits()
+    world.region.path.unlink()
+    Region.create(world.region.path, world.limits)
+    return world
+
+
+def test_a_turn_ends_after_the_context_that_it_was_for(make_world: MakeWorld) -> None:
+    """The driver is not asked for one that is gone: the fake one aborts then."""
+    answers = with_turns(make_world).ask(["init"], *[["launch_and_destroy"], ["sleep", 0.03]] * 20)
+    assert answers[1:] == [[0, 0, 0], 0] * 20
+
+
+def test_a_turn_that_ends_does_not_spoil_a_recording(make_world: MakeWorld) -> None:
+    """cuStreamBeginCaptureToGraph: waiting for the device would."""
+    assert with_turns(make_world).ask(["start"], ["record", 0.1])[1] == 0
+
+
+def test_a_kernel_that_takes_long_holds_up_no_other_device(make_world: MakeWorld) -> None:
+    """It may wait for a kernel there (NCCL in one process): nothing would ever go on."""
+    world = with_turns(make_world, num_devices=2)
+    assert world.ask(["init"], ["beside_a_long_kernel", 5_000_000_000])[1] is True
+
+
+def test_who_is_swapped_out_gives_its_turn_up(make_world: MakeWorld) -> None:
+    world = with_turns(make_world)
+    until_s = time.monotonic() + 60
+    with (
+        (world.prefix / "turns-0").open("rb+") as file,
+        world.asking(["start"], ["spin", KERNEL_NS, 0, until_s]) as asked,
+    ):
+        until(lambda: has_turn(file.fileno()))
+        world.region.set_state(State.LOCKING)
+        assert world.ask(["init"], ["lock_process", asked.pid]) == [0, 0]
+        until(lambda: not has_turn(file.fileno()))
+
+
+def has_turn(fd: int) -> bool:
+    """Whether some process has the turn."""
+    asked = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 1 << 20, 1, 0)
+    found = fcntl.fcntl(fd, 36, asked)  # F_OFD_GETLK
+    return bool(struct.unpack("hhqqi4x", found)[0] != fcntl.F_UNLCK)
 
 
 def test_a_file_that_somebody_cut_short_stops_nobody(sessions: Sessions) -> None:

@@ -40,9 +40,9 @@ _FLAGS = ("-std=gnu11", "-O2", "-fPIC", "-fvisibility=hidden", "-ftls-model=init
           "-Wall", "-Wextra", "-pthread")  # fmt: skip
 _LINK = ("-shared", "-Wl,-z,now", "-Wl,-z,nodelete", "-Wl,-z,relro")
 _COMMON = ("region", "limits", "gate")
-_CUDA = ("memory", "alloc", "vmm", "arrays", "pools", "contexts", "queries", "resolver", "turn",
-         "capture")  # fmt: skip
-_FAKE_CUDA = ("core", "memory", "work", "checkpoint")
+_CUDA = ("memory", "alloc", "vmm", "arrays", "pools", "graphs", "contexts", "queries", "resolver",
+         "turn", "capture")  # fmt: skip
+_FAKE_CUDA = ("core", "memory", "graphs", "work", "checkpoint")
 _TIME_LIMIT_S = 120
 _MANIFEST = "manifest.json"
 _REMEDY = "on Debian and Ubuntu apt-get install gcc libc6-dev"

@@ -157,7 +157,8 @@ def fake_source() -> str:
     """The fake driver's table of functions, and what it does not implement itself.
 
     A per-thread twin is its ordinary function; the rest is "not supported". Both are weak, so that
-    a definition in the fake's own sources replaces them.
+    a definition in the fake's own sources replaces them. Each has another way in that is not
+    exported, which a driver may hand out instead.
     """
     lines = [line for line in FAKE_CUDA.read_text().splitlines() if line and line[0] != "#"]
     hooks = (*read("cuda"), *(hook for line in lines for hook in _line(line)))
@@ -171,11 +172,20 @@ def fake_source() -> str:
         if twin != hook.symbol:
             body = f"return {twin}({', '.join(hook.arguments)});"
         out.append(f"CUresult {hook.symbol}({hook.declaration}) {{ {body} }}")
+        out.append(
+            f"static CUresult hidden_{hook.symbol}({hook.declaration}) "
+            f"{{ return {hook.symbol}({', '.join(hook.arguments)}); }}"
+        )
     out.append("const fake_row fake_rows[] = {")
     out += [
         f'    {{"{hook.base}", "{hook.symbol}", {hook.version}, {int(hook.is_per_thread)}, '
-        f"(void *){hook.symbol}}},"
+        f"(void *){hook.symbol}, (void *)hidden_{hook.symbol}}},"
         for hook in hooks
     ]
-    out += ["};", f"const unsigned fake_num_rows = {len(hooks)};", ""]
+    # From CUDA 12 on the plain name is answered with this one.
+    out.append(
+        '    {"cuGraphInstantiate", "cuGraphInstantiateWithFlags", 12000, 0, '
+        "(void *)cuGraphInstantiateWithFlags, (void *)hidden_cuGraphInstantiateWithFlags},"
+    )
+    out += ["};", f"const unsigned fake_num_rows = {len(hooks) + 1};", ""]
     return "\n".join(out)

@@ -217,6 +217,9 @@ FAKE_EXPORT CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total)
 
 static CUresult push(CUcontext context)
 {
+    /* The driver may well crash; it must not be asked. */
+    if (context->is_destroyed)
+        abort();
     if (depth == MAX_STACK)
         return CUDA_ERROR_INVALID_VALUE;
     stack[depth++] = context;
@@ -258,8 +261,10 @@ FAKE_EXPORT CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device)
     FAKE_ENTER("cuDevicePrimaryCtxRelease_v2");
     if (!fake_visible(device) || !primary[device].num_retained)
         return CUDA_ERROR_INVALID_CONTEXT;
-    if (--primary[device].num_retained == 0)
+    if (--primary[device].num_retained == 0) {
+        fake_empty_context(&primary[device]);
         end_context(device);
+    }
     return CUDA_SUCCESS;
 }
 
@@ -271,7 +276,10 @@ FAKE_EXPORT CUresult cuDevicePrimaryCtxRelease(CUdevice device)
 FAKE_EXPORT CUresult cuDevicePrimaryCtxReset_v2(CUdevice device)
 {
     FAKE_ENTER("cuDevicePrimaryCtxReset_v2");
-    return fake_visible(device) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
+    if (!fake_visible(device))
+        return CUDA_ERROR_INVALID_DEVICE;
+    fake_empty_context(&primary[device]);
+    return CUDA_SUCCESS;
 }
 
 FAKE_EXPORT CUresult cuDevicePrimaryCtxReset(CUdevice device)
@@ -321,8 +329,9 @@ FAKE_EXPORT CUresult cuCtxDestroy_v2(CUcontext context)
         return CUDA_ERROR_INVALID_CONTEXT;
     if (fake_current() == context)
         depth--;
+    fake_empty_context(context);
     end_context(context->device);
-    free(context);
+    context->is_destroyed = 1;
     return CUDA_SUCCESS;
 }
 
@@ -430,7 +439,7 @@ static CUresult resolve(const char *symbol, void **pfn, int version, cuuint64_t 
     }
     if (status)
         *status = best ? 0 : is_known ? 2 : 1;
-    *pfn = best ? best->function : NULL;
+    *pfn = !best ? NULL : driver && driver->hides ? best->hidden : best->function;
     return best || status ? (best ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND) : CUDA_ERROR_NOT_FOUND;
 }
 

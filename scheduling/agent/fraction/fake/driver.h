@@ -7,6 +7,7 @@
  *   bandwidth 12000             MiB/s of a checkpoint's copy; 0: at once
  *   context 314572800           bytes that a process's first context takes on a device; 0: none
  *   kernel 20000                ns of device time per kernel launch; 0: none
+ *   hides                       cuGetProcAddress answers with addresses that are not exported
  *   limits /path                folder of the cgroup limits (driver 615 and newer)
  *   device UUID usable_bytes reserved_bytes major minor index minor_number name
  *   mig UUID parent_UUID usable_bytes gi ci name      an instance of a device
@@ -31,7 +32,7 @@ typedef struct {
 
 typedef struct {
     char driver[64], region[ALLOT_PATH_MAX], limits[ALLOT_PATH_MAX];
-    int cuda;
+    int cuda, hides;
     uint64_t bandwidth_mib_s, kernel_ns, context_bytes;
     int num_devices, num_failures;
     fake_device devices[ALLOT_MAX_GPUS];

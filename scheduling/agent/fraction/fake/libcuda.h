@@ -10,12 +10,22 @@
 typedef struct {
     const char *base, *symbol;
     int version, is_per_thread;
-    void *function;
+    void *function, *hidden;
 } fake_row;
 extern const fake_row fake_rows[];
 extern const unsigned fake_num_rows;
 
-struct CUctx_st { CUdevice device; int num_retained, is_primary; };
+struct CUctx_st { CUdevice device; int num_retained, is_primary, is_destroyed; };
+struct CUgraph_st { uint64_t bytes; CUdevice device; };
+struct CUstream_st { CUgraph graph; };
+
+/* The graph that a stream is recording; NULL if it works. */
+CUgraph fake_recording(CUstream stream);
+/* Whether the device may be waited for: while a stream records, that spoils the recording. */
+int fake_waited_for(void);
+/* Frees what a context holds. */
+void fake_empty_context(CUcontext context);
+uint64_t fake_rounded(uint64_t bytes);
 
 /* Waits while the process is locked or checkpointed, and fails as configured; begins each call. */
 CUresult fake_enter(const char *function);

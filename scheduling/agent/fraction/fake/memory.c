@@ -16,15 +16,18 @@ typedef struct block {
     uint64_t address, bytes;
     const fake_device *device;
     CUmemoryPool pool;
+    CUcontext context;
     int kind;
     struct block *next;
 } block;
 enum { PLAIN = 1, POOLED, MAPPED };
 
-struct CUmemPoolHandle_st { const fake_device *device; uint64_t used, reserved, threshold; };
-struct CUarray_st { const fake_device *device; uint64_t bytes; };
-struct CUgraph_st { uint64_t bytes; CUdevice device; };
-struct CUgraphExec_st { uint64_t bytes; CUdevice device; };
+struct CUmemPoolHandle_st {
+    const fake_device *device;
+    uint64_t used, reserved, threshold;
+    int is_destroyed;
+};
+struct CUarray_st { const fake_device *device; uint64_t bytes; unsigned flags; };
 typedef struct { const fake_device *device; uint64_t bytes; int references, mappings, file; } handle;
 
 static block *buckets[NUM_BUCKETS];
@@ -32,10 +35,9 @@ static struct CUmemPoolHandle_st defaults[ALLOT_MAX_GPUS];
 static CUmemoryPool current[ALLOT_MAX_GPUS];
 static CUmemoryPool all_pools[256];
 static int num_pools;
-static uint64_t graph_reserved[ALLOT_MAX_GPUS];
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 
-static uint64_t rounded(uint64_t bytes) { return (bytes + GRANULE - 1) / GRANULE * GRANULE; }
+uint64_t fake_rounded(uint64_t bytes) { return (bytes + GRANULE - 1) / GRANULE * GRANULE; }
 
 static block **seek(uint64_t address)
 {
@@ -48,7 +50,8 @@ static block **seek(uint64_t address)
 static void put(uint64_t address, uint64_t bytes, const fake_device *device, int kind, CUmemoryPool pool)
 {
     block *new = malloc(sizeof *new);
-    *new = (block){address, bytes, device, pool, kind, buckets[(address >> 12) % NUM_BUCKETS]};
+    *new = (block){address, bytes, device, pool, fake_current(), kind,
+                   buckets[(address >> 12) % NUM_BUCKETS]};
     buckets[(address >> 12) % NUM_BUCKETS] = new;
 }
 
@@ -95,6 +98,33 @@ FAKE_EXPORT CUresult cuMemAllocPitch_v2(CUdeviceptr *dptr, size_t *pitch, size_t
     return allocate(dptr, *pitch * height);
 }
 
+static void shrink(CUmemoryPool pool, uint64_t keep)
+{
+    uint64_t wanted = fake_rounded(pool->used > keep ? pool->used : keep);
+    if (pool->reserved > wanted) {
+        fake_give(pool->device, pool->reserved - wanted);
+        pool->reserved = wanted;
+    }
+}
+
+void fake_empty_context(CUcontext context)
+{
+    pthread_mutex_lock(&mutex);
+    for (int i = 0; i < NUM_BUCKETS; i++)
+        for (block **place = &buckets[i]; *place;) {
+            block *found = *place;
+            if (found->kind != PLAIN || found->context != context) {
+                place = &found->next;
+                continue;
+            }
+            *place = found->next;
+            munmap((void *)(uintptr_t)found->address, found->bytes);
+            fake_give(found->device, found->bytes);
+            free(found);
+        }
+    pthread_mutex_unlock(&mutex);
+}
+
 static CUresult release(CUdeviceptr dptr)
 {
     pthread_mutex_lock(&mutex);
@@ -105,9 +135,12 @@ static CUresult release(CUdeviceptr dptr)
     }
     *place = found->next;
     munmap((void *)(uintptr_t)dptr, found->bytes);
-    if (found->kind == POOLED)
+    if (found->kind == POOLED) {
         found->pool->used -= found->bytes;
-    else
+        /* The last that was handed out of a destroyed pool takes it along. */
+        if (found->pool->is_destroyed)
+            shrink(found->pool, 0);
+    } else
         fake_give(found->device, found->bytes);
     pthread_mutex_unlock(&mutex);
     free(found);
@@ -129,15 +162,6 @@ FAKE_EXPORT CUresult cuMemFreeAsync(CUdeviceptr dptr, CUstream stream)
 
 /* ---------------------------------------------------------------- pools */
 
-static void shrink(CUmemoryPool pool, uint64_t keep)
-{
-    uint64_t wanted = rounded(pool->used > keep ? pool->used : keep);
-    if (pool->reserved > wanted) {
-        fake_give(pool->device, pool->reserved - wanted);
-        pool->reserved = wanted;
-    }
-}
-
 /* What a synchronisation does: memory beyond the threshold goes back. */
 void fake_pools_synchronised(void)
 {
@@ -153,7 +177,7 @@ static CUresult from_pool(CUdeviceptr *dptr, size_t bytes, CUmemoryPool pool)
     if (!dptr || !bytes)
         return CUDA_ERROR_INVALID_VALUE;
     pthread_mutex_lock(&mutex);
-    uint64_t wanted = rounded(pool->used + bytes);
+    uint64_t wanted = fake_rounded(pool->used + bytes);
     if (wanted >= bytes &&
         (wanted <= pool->reserved || fake_take(pool->device, wanted - pool->reserved))) {
         if (wanted > pool->reserved)
@@ -211,14 +235,24 @@ FAKE_EXPORT CUresult cuDeviceSetMemPool(CUdevice device, CUmemoryPool pool)
     return CUDA_SUCCESS;
 }
 
+/* A graph takes what is recorded when it is launched; until then there is an address only. */
+static CUresult record(CUdeviceptr *dptr, uint64_t bytes, CUstream stream, CUdevice device)
+{
+    fake_recording(stream)->bytes += fake_rounded(bytes);
+    fake_recording(stream)->device = device;
+    *dptr = (CUdeviceptr)(uintptr_t)fake_back(bytes);
+    return CUDA_SUCCESS;
+}
+
 FAKE_EXPORT CUresult cuMemAllocAsync(CUdeviceptr *dptr, size_t bytes, CUstream stream)
 {
     CUdevice device;
-    (void)stream;
     FAKE_ENTER("cuMemAllocAsync");
     if (!fake_current())
         return CUDA_ERROR_INVALID_CONTEXT;
     device = fake_current()->device;
+    if (fake_recording(stream))
+        return record(dptr, bytes, stream, device);
     default_pool(device);
     return from_pool(dptr, bytes, current[device]);
 }
@@ -226,8 +260,9 @@ FAKE_EXPORT CUresult cuMemAllocAsync(CUdeviceptr *dptr, size_t bytes, CUstream s
 FAKE_EXPORT CUresult cuMemAllocFromPoolAsync(CUdeviceptr *dptr, size_t bytes, CUmemoryPool pool,
                                              CUstream stream)
 {
-    (void)stream;
     FAKE_ENTER("cuMemAllocFromPoolAsync");
+    if (fake_recording(stream))
+        return record(dptr, bytes, stream, fake_current()->device);
     return pool ? from_pool(dptr, bytes, pool) : CUDA_ERROR_INVALID_VALUE;
 }
 
@@ -252,9 +287,10 @@ FAKE_EXPORT CUresult cuMemPoolDestroy(CUmemoryPool pool)
     for (int i = 0; i < num_pools; i++)
         if (all_pools[i] == pool)
             all_pools[i--] = all_pools[--num_pools];
-    fake_give(pool->device, pool->reserved);
+    /* What is handed out stays until it is freed. */
+    pool->is_destroyed = 1;
+    shrink(pool, 0);
     pthread_mutex_unlock(&mutex);
-    free(pool);
     return CUDA_SUCCESS;
 }
 
@@ -278,6 +314,8 @@ FAKE_EXPORT CUresult cuMemPoolSetAttribute(CUmemoryPool pool, int attribute, voi
 FAKE_EXPORT CUresult cuMemPoolGetAttribute(CUmemoryPool pool, int attribute, void *value)
 {
     FAKE_ENTER("cuMemPoolGetAttribute");
+    if (pool->is_destroyed)
+        abort();
     *(uint64_t *)value = attribute == CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT ? pool->reserved
                          : attribute == CU_MEMPOOL_ATTR_USED_MEM_CURRENT   ? pool->used
                          : attribute == CU_MEMPOOL_ATTR_RELEASE_THRESHOLD  ? pool->threshold
@@ -400,49 +438,54 @@ FAKE_EXPORT CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *o
     return is_mapped ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-/* ---------------------------------------------------------------- arrays, graphs */
+/* ---------------------------------------------------------------- arrays */
 
-static CUresult create_array(CUarray *array, uint64_t bytes)
+static CUresult create_array(CUarray *array, uint64_t bytes, unsigned flags)
 {
     const fake_device *device = fake_current_device();
     if (!device)
         return CUDA_ERROR_INVALID_CONTEXT;
-    bytes = (bytes + 65535) / 65536 * 65536;
+    bytes = flags & (CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING)
+                ? 0
+                : (bytes + 65535) / 65536 * 65536;
     if (!fake_take(device, bytes))
         return CUDA_ERROR_OUT_OF_MEMORY;
     *array = malloc(sizeof **array);
-    **array = (struct CUarray_st){device, bytes};
+    **array = (struct CUarray_st){device, bytes, flags};
     return CUDA_SUCCESS;
 }
 
-static uint64_t array_bytes(const CUDA_ARRAY3D_DESCRIPTOR *desc)
+static uint64_t array_bytes(const CUDA_ARRAY3D_DESCRIPTOR *desc, unsigned level)
 {
     uint64_t element = desc->Format == 1 || desc->Format == 8 ? 1 : desc->Format & 0x20 ? 4
                        : desc->Format == 3 || desc->Format == 10 ? 4 : 2;
-    return desc->Width * (desc->Height ? desc->Height : 1) * (desc->Depth ? desc->Depth : 1) *
-           desc->NumChannels * element;
+    uint64_t width = desc->Width >> level, height = desc->Height >> level,
+             depth = desc->Depth >> level;
+    return (width ? width : 1) * (height ? height : 1) * (depth ? depth : 1) * desc->NumChannels *
+           element;
 }
 
 FAKE_EXPORT CUresult cuArray3DCreate_v2(CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR *desc)
 {
     FAKE_ENTER("cuArray3DCreate_v2");
-    return create_array(array, array_bytes(desc));
+    return create_array(array, array_bytes(desc, 0), desc->Flags);
 }
 
 FAKE_EXPORT CUresult cuArrayCreate_v2(CUarray *array, const CUDA_ARRAY_DESCRIPTOR *desc)
 {
     CUDA_ARRAY3D_DESCRIPTOR full = {desc->Width, desc->Height, 0, desc->Format, desc->NumChannels, 0};
     FAKE_ENTER("cuArrayCreate_v2");
-    return create_array(array, array_bytes(&full));
+    return create_array(array, array_bytes(&full, 0), 0);
 }
 
 FAKE_EXPORT CUresult cuMipmappedArrayCreate(CUmipmappedArray *array,
                                             const CUDA_ARRAY3D_DESCRIPTOR *desc, unsigned levels)
 {
     FAKE_ENTER("cuMipmappedArrayCreate");
-    /* Each level is an eighth or a quarter of the one before: four thirds bound them all. */
-    uint64_t bytes = array_bytes(desc);
-    return create_array((CUarray *)array, levels > 1 ? bytes * 4 / 3 : bytes);
+    uint64_t bytes = 0;
+    for (unsigned level = 0; level < levels; level++)
+        bytes += array_bytes(desc, level);
+    return create_array((CUarray *)array, bytes, desc->Flags);
 }
 
 FAKE_EXPORT CUresult cuArrayDestroy(CUarray array)
@@ -456,114 +499,4 @@ FAKE_EXPORT CUresult cuArrayDestroy(CUarray array)
 FAKE_EXPORT CUresult cuMipmappedArrayDestroy(CUmipmappedArray array)
 {
     return cuArrayDestroy((CUarray)array);
-}
-
-FAKE_EXPORT CUresult cuArrayGetMemoryRequirements(CUDA_ARRAY_MEMORY_REQUIREMENTS *out, CUarray array,
-                                                  CUdevice device)
-{
-    (void)device;
-    memset(out, 0, sizeof *out);
-    out->size = array->bytes;
-    out->alignment = 65536;
-    return CUDA_SUCCESS;
-}
-
-FAKE_EXPORT CUresult cuMipmappedArrayGetMemoryRequirements(CUDA_ARRAY_MEMORY_REQUIREMENTS *out,
-                                                           CUmipmappedArray array, CUdevice device)
-{
-    return cuArrayGetMemoryRequirements(out, (CUarray)array, device);
-}
-
-FAKE_EXPORT CUresult cuGraphCreate(CUgraph *graph, unsigned flags)
-{
-    (void)flags;
-    FAKE_ENTER("cuGraphCreate");
-    *graph = calloc(1, sizeof **graph);
-    return CUDA_SUCCESS;
-}
-
-FAKE_EXPORT CUresult cuGraphDestroy(CUgraph graph)
-{
-    FAKE_ENTER("cuGraphDestroy");
-    free(graph);
-    return CUDA_SUCCESS;
-}
-
-FAKE_EXPORT CUresult cuGraphAddMemAllocNode(CUgraphNode *node, CUgraph graph,
-                                            const CUgraphNode *needs, size_t num_needs,
-                                            CUDA_MEM_ALLOC_NODE_PARAMS *params)
-{
-    (void)needs, (void)num_needs;
-    FAKE_ENTER("cuGraphAddMemAllocNode");
-    graph->bytes += rounded(params->bytesize);
-    graph->device = params->poolProps.location.id;
-    *node = (CUgraphNode)graph;
-    return CUDA_SUCCESS;
-}
-
-FAKE_EXPORT CUresult cuGraphAddNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *needs,
-                                    size_t num_needs, CUgraphNodeParams *params)
-{
-    if (params->type != CU_GRAPH_NODE_TYPE_MEM_ALLOC)
-        return CUDA_ERROR_NOT_SUPPORTED;
-    return cuGraphAddMemAllocNode(node, graph, needs, num_needs, &params->alloc);
-}
-
-FAKE_EXPORT CUresult cuGraphAddNode_v2(CUgraphNode *node, CUgraph graph, const CUgraphNode *needs,
-                                       const void *edges, size_t num_needs,
-                                       CUgraphNodeParams *params)
-{
-    (void)edges;
-    return cuGraphAddNode(node, graph, needs, num_needs, params);
-}
-
-FAKE_EXPORT CUresult cuGraphInstantiateWithFlags(CUgraphExec *exec, CUgraph graph,
-                                                 unsigned long long flags)
-{
-    (void)flags;
-    FAKE_ENTER("cuGraphInstantiateWithFlags");
-    *exec = malloc(sizeof **exec);
-    **exec = (struct CUgraphExec_st){graph->bytes, graph->device};
-    return CUDA_SUCCESS;
-}
-
-FAKE_EXPORT CUresult cuGraphExecDestroy(CUgraphExec exec)
-{
-    FAKE_ENTER("cuGraphExecDestroy");
-    free(exec);
-    return CUDA_SUCCESS;
-}
-
-FAKE_EXPORT CUresult cuGraphLaunch(CUgraphExec exec, CUstream stream)
-{
-    CUresult outcome = CUDA_SUCCESS;
-    (void)stream;
-    FAKE_ENTER("cuGraphLaunch");
-    pthread_mutex_lock(&mutex);
-    const fake_device *device = fake_visible(exec->device);
-    if (exec->bytes > graph_reserved[exec->device]) {
-        if (fake_take(device, exec->bytes - graph_reserved[exec->device]))
-            graph_reserved[exec->device] = exec->bytes;
-        else
-            outcome = CUDA_ERROR_OUT_OF_MEMORY;
-    }
-    pthread_mutex_unlock(&mutex);
-    return outcome;
-}
-
-FAKE_EXPORT CUresult cuDeviceGetGraphMemAttribute(CUdevice device, int attribute, void *value)
-{
-    (void)attribute;
-    *(uint64_t *)value = graph_reserved[device];
-    return CUDA_SUCCESS;
-}
-
-FAKE_EXPORT CUresult cuDeviceGraphMemTrim(CUdevice device)
-{
-    FAKE_ENTER("cuDeviceGraphMemTrim");
-    pthread_mutex_lock(&mutex);
-    fake_give(fake_visible(device), graph_reserved[device]);
-    graph_reserved[device] = 0;
-    pthread_mutex_unlock(&mutex);
-    return CUDA_SUCCESS;
 }

@@ -10,7 +10,6 @@
 #define MAX_BACKLOG_NS 10000000ull
 
 struct CUfunc_st { int is_spin; };
-struct CUstream_st { int unused; };
 void fake_pools_synchronised(void);
 
 static struct CUfunc_st plain, spin = {1};
@@ -60,11 +59,13 @@ FAKE_EXPORT CUresult cuModuleGetFunction(CUfunction *function, CUmodule of, cons
     return CUDA_SUCCESS;
 }
 
-static CUresult launch(CUfunction function, void **params)
+static CUresult launch(CUfunction function, CUstream stream, void **params)
 {
     const fake_device *device = fake_current_device();
     if (!device)
         return CUDA_ERROR_INVALID_CONTEXT;
+    if (fake_recording(stream))
+        return CUDA_SUCCESS;
     enqueue(device, function && function->is_spin && params ? *(uint64_t *)params[0]
                                                             : fake_driver_get()->kernel_ns);
     return CUDA_SUCCESS;
@@ -74,27 +75,27 @@ FAKE_EXPORT CUresult cuLaunchKernel(CUfunction function, unsigned gx, unsigned g
                                     unsigned bx, unsigned by, unsigned bz, unsigned shared,
                                     CUstream stream, void **params, void **extra)
 {
-    (void)gx, (void)gy, (void)gz, (void)bx, (void)by, (void)bz, (void)shared, (void)stream;
+    (void)gx, (void)gy, (void)gz, (void)bx, (void)by, (void)bz, (void)shared;
     (void)extra;
     FAKE_ENTER("cuLaunchKernel");
-    return launch(function, params);
+    return launch(function, stream, params);
 }
 
 FAKE_EXPORT CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function,
                                       void **params, void **extra)
 {
-    (void)config, (void)extra;
+    (void)extra;
     FAKE_ENTER("cuLaunchKernelEx");
-    return launch(function, params);
+    return launch(function, config->hStream, params);
 }
 
 FAKE_EXPORT CUresult cuLaunchCooperativeKernel(CUfunction function, unsigned gx, unsigned gy,
                                                unsigned gz, unsigned bx, unsigned by, unsigned bz,
                                                unsigned shared, CUstream stream, void **params)
 {
-    (void)gx, (void)gy, (void)gz, (void)bx, (void)by, (void)bz, (void)shared, (void)stream;
+    (void)gx, (void)gy, (void)gz, (void)bx, (void)by, (void)bz, (void)shared;
     FAKE_ENTER("cuLaunchCooperativeKernel");
-    return launch(function, params);
+    return launch(function, stream, params);
 }
 
 FAKE_EXPORT CUresult cuStreamCreate(CUstream *stream, unsigned flags)
@@ -109,13 +110,6 @@ FAKE_EXPORT CUresult cuStreamDestroy_v2(CUstream stream)
 {
     FAKE_ENTER("cuStreamDestroy_v2");
     free(stream);
-    return CUDA_SUCCESS;
-}
-
-FAKE_EXPORT CUresult cuStreamIsCapturing(CUstream stream, int *status)
-{
-    (void)stream;
-    *status = 0;
     return CUDA_SUCCESS;
 }
 
@@ -135,6 +129,8 @@ FAKE_EXPORT CUresult cuStreamSynchronize(CUstream stream)
 FAKE_EXPORT CUresult cuCtxSynchronize(void)
 {
     FAKE_ENTER("cuCtxSynchronize");
+    if (!fake_waited_for())
+        return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     return fake_current() ? wait_for_device() : CUDA_ERROR_INVALID_CONTEXT;
 }
 

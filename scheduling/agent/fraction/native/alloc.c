@@ -76,7 +76,7 @@ CUresult allot_mem_alloc_managed(allot_mem_alloc_managed_fn real, CUdeviceptr *d
     else if (is_ours)                                                                              \
         allot_give(thing.gpu, thing.bytes);                                                        \
     else if (is_pools)                                                                             \
-        allot_pool_freed((CUmemoryPool)(uintptr_t)thing.other);                                    \
+        allot_pool_freed(thing);                                                                   \
     return outcome;
 
 CUresult allot_mem_free(allot_mem_free_fn real, CUdeviceptr dptr)
@@ -110,6 +110,11 @@ CUresult allot_ipc_open(allot_ipc_open_fn real, CUdeviceptr *dptr, CUipcMemHandl
                         unsigned flags)
 {
     return flagged(ALLOT_FLAG_IPC, real(dptr, handle, flags));
+}
+
+CUresult allot_import_external(allot_import_external_fn real, void **memory, const void *desc)
+{
+    return flagged(ALLOT_FLAG_IPC, real(memory, desc));
 }
 
 CUresult allot_ipc_open_v1(allot_ipc_open_v1_fn real, CUdeviceptr *dptr, CUipcMemHandle handle,

@@ -18,11 +18,22 @@ CUresult allot_capture_begin_v1(allot_capture_begin_v1_fn real, CUstream stream)
     return outcome;
 }
 
+CUresult allot_capture_begin_to(allot_capture_begin_to_fn real, CUstream stream, CUgraph graph,
+                                const CUgraphNode *needs, const void *edges, size_t num_needs,
+                                int mode)
+{
+    CUresult outcome = real(stream, graph, needs, edges, num_needs, mode);
+    if (outcome == CUDA_SUCCESS)
+        allot_capture_changed(1);
+    return outcome;
+}
+
 CUresult allot_capture_end(allot_capture_end_fn real, CUstream stream, CUgraph *graph)
 {
+    int was_under_way = allot_is_capturing(stream);
     CUresult outcome = real(stream, graph);
-    /* An invalidated capture (901) ends as well. */
-    if (outcome == CUDA_SUCCESS || outcome == 901)
+    /* One that went wrong ends as well; one of another thread's does not. */
+    if (was_under_way && !allot_is_capturing(stream))
         allot_capture_changed(-1);
     return outcome;
 }

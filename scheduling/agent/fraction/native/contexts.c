@@ -6,6 +6,9 @@
 #include <string.h>
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+/* Held while contexts are made and destroyed: the handle of one that has gone may be given to the
+ * next at once, whose memory must not be taken for the old one's. */
+static pthread_mutex_t handles = PTHREAD_MUTEX_INITIALIZER;
 static int num_contexts[ALLOT_MAX_GPUS];
 /* The primary one, with how often it was retained. */
 static struct { CUcontext context; int num_retained; } primary[ALLOT_MAX_GPUS];
@@ -15,6 +18,7 @@ static void forget(void)
     memset(num_contexts, 0, sizeof num_contexts);
     memset(primary, 0, sizeof primary);
     pthread_mutex_init(&mutex, NULL);
+    pthread_mutex_init(&handles, NULL);
 }
 
 __attribute__((constructor)) static void watch(void) { allot_session_on_fork(forget); }
@@ -122,6 +126,8 @@ CUresult allot_primary_retain(allot_primary_retain_fn real, CUcontext *context, 
 CUresult allot_primary_release(allot_primary_release_fn real, CUdevice device)
 {
     int gpu = allot_gpu_of(device);
+    if (gpu >= 0 && primary[gpu].num_retained <= 1)
+        allot_turn_forget(primary[gpu].context);
     CUresult outcome = real(device);
     if (outcome != CUDA_SUCCESS || gpu < 0)
         return outcome;
@@ -141,6 +147,8 @@ CUresult allot_primary_release(allot_primary_release_fn real, CUdevice device)
 CUresult allot_primary_reset(allot_primary_reset_fn real, CUdevice device)
 {
     int gpu = allot_gpu_of(device);
+    if (gpu >= 0)
+        allot_turn_forget(primary[gpu].context);
     CUresult outcome = real(device);
     if (outcome == CUDA_SUCCESS && gpu >= 0 && primary[gpu].context)
         allot_forget_context(primary[gpu].context);
@@ -152,12 +160,14 @@ CUresult allot_primary_reset(allot_primary_reset_fn real, CUdevice device)
     int gpu = allot_gpu_of(device);                                                                \
     if (!begin(gpu))                                                                               \
         return CUDA_ERROR_OUT_OF_MEMORY;                                                           \
+    pthread_mutex_lock(&handles);                                                                  \
     CUresult outcome = (call);                                                                     \
-    if (outcome != CUDA_SUCCESS)                                                                   \
-        end(gpu);                                                                                  \
-    else                                                                                           \
+    if (outcome == CUDA_SUCCESS)                                                                   \
         allot_keep((allot_thing){.kind = CONTEXT, .key = (uint64_t)(uintptr_t)*context,            \
                                  .gpu = gpu, .context = *context});                                \
+    pthread_mutex_unlock(&handles);                                                                \
+    if (outcome != CUDA_SUCCESS)                                                                   \
+        end(gpu);                                                                                  \
     return outcome;
 
 CUresult allot_ctx_create(allot_ctx_create_fn real, CUcontext *context, unsigned flags,
@@ -181,10 +191,15 @@ CUresult allot_ctx_create_v4(allot_ctx_create_v4_fn real, CUcontext *context, vo
 CUresult allot_ctx_destroy(allot_ctx_destroy_fn real, CUcontext context)
 {
     allot_thing thing;
+    allot_turn_forget(context);
+    pthread_mutex_lock(&handles);
     CUresult outcome = real(context);
-    if (outcome == CUDA_SUCCESS && allot_lose(CONTEXT, (uint64_t)(uintptr_t)context, &thing)) {
+    int is_ours =
+        outcome == CUDA_SUCCESS && allot_lose(CONTEXT, (uint64_t)(uintptr_t)context, &thing);
+    if (is_ours)
         allot_forget_context(context);
+    pthread_mutex_unlock(&handles);
+    if (is_ours)
         end(thing.gpu);
-    }
     return outcome;
 }

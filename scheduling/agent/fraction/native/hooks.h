@@ -57,7 +57,13 @@ void allot_leave(void);
 int allot_gate(void);
 /* turn.c: waits for this session's time on the current device. */
 struct CUstream_st;
+struct CUctx_st;
 void allot_take_turn(struct CUstream_st *stream);
+/* A context is about to go. */
+void allot_turn_forget(struct CUctx_st *context);
 void allot_capture_changed(int by);
+/* Whether a stream of this process may be capturing; whether this one is. */
+int allot_may_capture(void);
+int allot_is_capturing(struct CUstream_st *stream);
 
 #endif

@@ -96,7 +96,7 @@ void allot_keep(allot_thing thing)
     if (!new)
         return;
     /* What goes with its context; pools and handles outlive theirs. */
-    if (thing.kind == MEMORY || thing.kind == ARRAY || thing.kind == MIPMAPPED)
+    if (!thing.context && (thing.kind == MEMORY || thing.kind == ARRAY || thing.kind == MIPMAPPED))
         ALLOT_DRIVER(cuCtxGetCurrent, (CUcontext *), &thing.context);
     pthread_mutex_lock(&mutex);
     node **place = bucket(thing.key);
@@ -127,6 +127,16 @@ int allot_lose(int kind, uint64_t key, allot_thing *thing)
     node **place = seek(kind, key);
     if (place)
         take_out(place, thing);
+    pthread_mutex_unlock(&mutex);
+    return place != NULL;
+}
+
+int allot_find(int kind, uint64_t key, allot_thing *thing)
+{
+    pthread_mutex_lock(&mutex);
+    node **place = seek(kind, key);
+    if (place)
+        *thing = (*place)->thing;
     pthread_mutex_unlock(&mutex);
     return place != NULL;
 }

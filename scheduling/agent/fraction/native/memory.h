@@ -20,9 +20,9 @@ void allot_give(int gpu, uint64_t bytes);
 void allot_flag(unsigned flag);
 
 /* Things that this process has by a key of their kind. */
-enum { MEMORY = 1, FROM_POOL, VMM_HANDLE, VMM_MAPPING, ARRAY, MIPMAPPED, CONTEXT };
+enum { MEMORY = 1, FROM_POOL, VMM_HANDLE, VMM_MAPPING, ARRAY, MIPMAPPED, CONTEXT, GRAPH, GRAPH_EXEC };
 typedef struct {
-    uint64_t key, bytes, other; /* other: the pool, or the handle that is mapped */
+    uint64_t key, bytes, other; /* other: the pool's number, or the handle that is mapped */
     CUcontext context;
     int kind, gpu;
     int num_references, num_mappings;
@@ -31,6 +31,8 @@ typedef struct {
 void allot_keep(allot_thing thing);
 /* Takes it out; whether it was there. */
 int allot_lose(int kind, uint64_t key, allot_thing *thing);
+/* Looks at it; whether it is there. */
+int allot_find(int kind, uint64_t key, allot_thing *thing);
 /* Changes counts of a handle; takes it out and fills `thing` once both are 0. Whether it did. */
 int allot_count(uint64_t key, int references, int mappings, allot_thing *thing);
 /* The mapping that begins at or covers an address; whether there is one. */
@@ -43,12 +45,17 @@ void allot_forget_context(CUcontext context);
 /* contexts.c: brings what is charged for this process's contexts to what the agent has measured. */
 void allot_contexts_settle(int gpu);
 
-/* pools.c: brings what is charged for pools and graphs to what the driver says. */
+/* pools.c: brings what is charged for pools to what the driver says. */
 void allot_pools_settle(int gpu);
 void allot_pools_trim(int gpu);
-void allot_pool_freed(CUmemoryPool pool);
+/* What was taken of a pool, by the pool's number, is free again. */
+void allot_pool_freed(allot_thing thing);
+
+/* graphs.c: the same for the memory of graphs. */
 void allot_graphs_settle(int gpu);
 void allot_graphs_trim(int gpu);
+/* An allocation that a stream only records: its graph takes the memory when it is launched. */
+CUresult allot_graph_captured(CUstream stream, CUdevice device, uint64_t bytes);
 
 /* Runs the real call between taking and, should it fail, giving back. */
 #define ALLOT_CHARGED(gpu, bytes, call)                                                            \

@@ -9,10 +9,10 @@ static int place_of(allot_session *session, nvmlDevice_t device)
 {
     char text[96];
     uint8_t uuid[16];
-    static nvmlReturn_t (*get_uuid)(nvmlDevice_t, char *, unsigned);
-    if (!get_uuid)
-        get_uuid = (nvmlReturn_t (*)(nvmlDevice_t, char *, unsigned))
-            allot_nvml_function("nvmlDeviceGetUUID");
+    static _Atomic(void *) found;
+    if (!atomic_load(&found))
+        atomic_store(&found, allot_nvml_function("nvmlDeviceGetUUID"));
+    nvmlReturn_t (*get_uuid)(nvmlDevice_t, char *, unsigned) = atomic_load(&found);
     if (!session || !get_uuid || get_uuid(device, text, sizeof text) != NVML_SUCCESS ||
         allot_uuid_parse(text, uuid) != 0)
         return -1;
@@ -62,11 +62,14 @@ nvmlReturn_t allot_nvml_memory_v2(allot_nvml_memory_v2_fn real, nvmlDevice_t dev
 }
 
 /* Living processes of the session that have a context or memory on a device, as they see
- * themselves: one numbering, whatever namespace the driver counts in. */
+ * themselves: one numbering, whatever namespace the driver counts in. On a device that is not the
+ * session's there are neighbours' only, hence none. */
 static unsigned processes(allot_session *session, int gpu, nvmlProcessInfo_t *infos, unsigned room)
 {
     allot_region *map = session->account.map;
     unsigned count = 0;
+    if (gpu < 0)
+        return 0;
     for (uint32_t slot = 0; slot < map->high_slot && slot < ALLOT_MAX_SLOTS; slot++) {
         uint64_t used = atomic_load(&map->used[gpu][slot]);
         if ((!used && !(atomic_load(&map->processes[slot].contexts) & 1u << gpu)) ||
@@ -85,7 +88,7 @@ nvmlReturn_t allot_nvml_processes_v2(allot_nvml_processes_v2_fn real, nvmlDevice
 {
     allot_session *session = allot_session_get();
     int gpu = place_of(session, device);
-    if (gpu < 0)
+    if (!session)
         return real(device, count, infos);
     if (!count || (*count && !infos))
         return NVML_ERROR_INVALID_ARGUMENT;
@@ -100,7 +103,7 @@ nvmlReturn_t allot_nvml_processes(allot_nvml_processes_fn real, nvmlDevice_t dev
     nvmlProcessInfo_t found[ALLOT_MAX_SLOTS];
     allot_session *session = allot_session_get();
     int gpu = place_of(session, device);
-    if (gpu < 0)
+    if (!session)
         return real(device, count, infos);
     if (!count || (*count && !infos))
         return NVML_ERROR_INVALID_ARGUMENT;
@@ -145,15 +148,15 @@ nvmlReturn_t allot_nvml_process_utilisation(allot_nvml_process_utilisation_fn re
     struct timespec now;
     allot_session *session = allot_session_get();
     int gpu = place_of(session, device);
-    if (gpu < 0)
+    if (!session)
         return real(device, samples, count, since);
     if (!count)
         return NVML_ERROR_INVALID_ARGUMENT;
     unsigned room = *count, num = processes(session, gpu, found, ALLOT_MAX_SLOTS);
-    unsigned share = session->account.map->gpus[gpu].utilisation;
     *count = num;
     if (num == 0)
         return NVML_ERROR_NOT_FOUND;
+    unsigned share = session->account.map->gpus[gpu].utilisation;
     if (!samples || num > room)
         return NVML_ERROR_INSUFFICIENT_SIZE;
     clock_gettime(CLOCK_REALTIME, &now);

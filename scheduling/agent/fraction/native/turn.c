@@ -30,24 +30,31 @@ typedef struct {
     uint64_t virtual_ns, used_ns, since_ns, spare;
 } account;
 
-static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t begun = PTHREAD_COND_INITIALIZER;
 static _Atomic int num_captures;
+/* A device each, with a mutex each: at a turn's end its kernels are waited for under it, and these
+ * may wait for what the same program launches on another device (NCCL). */
 static struct {
+    pthread_mutex_t mutex;
+    pthread_cond_t begun;
     int fd, is_held, is_off, is_busy;
+    int is_impatient; /* waited in vain the last time: only asks, until a turn is to be had again */
     uint64_t began, until;
     _Atomic uint64_t last_launch;
-    CUcontext context;
-} turn[ALLOT_MAX_GPUS];
+    CUcontext context; /* that of the turn's first launch; NULL once it is gone */
+} turn[ALLOT_MAX_GPUS] = {
+    [0 ... ALLOT_MAX_GPUS - 1] = {.mutex = PTHREAD_MUTEX_INITIALIZER,
+                                  .begun = PTHREAD_COND_INITIALIZER},
+};
 
 static void forget(void)
 {
-    for (int gpu = 0; gpu < ALLOT_MAX_GPUS; gpu++)
+    for (int gpu = 0; gpu < ALLOT_MAX_GPUS; gpu++) {
         if (turn[gpu].fd > 0)
             close(turn[gpu].fd);
-    memset(turn, 0, sizeof turn);
-    pthread_mutex_init(&mutex, NULL);
-    pthread_cond_init(&begun, NULL);
+        memset(&turn[gpu], 0, sizeof turn[gpu]);
+        pthread_mutex_init(&turn[gpu].mutex, NULL);
+        pthread_cond_init(&turn[gpu].begun, NULL);
+    }
     num_captures = 0;
 }
 
@@ -146,6 +153,14 @@ static uint64_t too_early_ns(allot_session *session, int gpu, account *mine, uin
     return due > now ? due - now : 0;
 }
 
+/* While the session's memory goes away the driver answers nobody: who waited for it then would keep
+ * the turn until it is back. */
+static int may_wait(allot_session *session, int gpu)
+{
+    return turn[gpu].context && !atomic_load(&num_captures) &&
+           atomic_load(&session->account.map->state) == ALLOT_RUNNING;
+}
+
 static void wait_until_idle(int gpu)
 {
     int mode = 2; /* relaxed: a capture of another thread is not disturbed */
@@ -162,7 +177,7 @@ static void end_turn(allot_session *session, int gpu, int may_keep)
 {
     int fd = turn[gpu].fd;
     unsigned own = own_slot(session, gpu);
-    if (!atomic_load(&num_captures))
+    if (may_wait(session, gpu))
         wait_until_idle(gpu);
     uint64_t now = now_ns(), took = now - turn[gpu].began;
     account mine = read_account(fd, own);
@@ -185,9 +200,10 @@ static void *watcher(void *argument)
 {
     int gpu = (int)(intptr_t)argument;
     allot_session *session = allot_session_get();
+    allot_enter();
     for (;;) {
         pause_ns(QUANTUM_NS / 4);
-        pthread_mutex_lock(&mutex);
+        pthread_mutex_lock(&turn[gpu].mutex);
         uint64_t now = now_ns(), last = atomic_load(&turn[gpu].last_launch);
         if (turn[gpu].is_held && (now > turn[gpu].until || now - last > QUANTUM_NS / 4))
             end_turn(session, gpu, now - last <= QUANTUM_NS / 4);
@@ -195,9 +211,9 @@ static void *watcher(void *argument)
             lock(turn[gpu].fd, F_UNLCK, BUSY_BYTES + own_slot(session, gpu));
             turn[gpu].is_busy = 0;
             while (now_ns() > atomic_load(&turn[gpu].last_launch) + 20 * QUANTUM_NS)
-                pthread_cond_wait(&begun, &mutex);
+                pthread_cond_wait(&turn[gpu].begun, &turn[gpu].mutex);
         }
-        pthread_mutex_unlock(&mutex);
+        pthread_mutex_unlock(&turn[gpu].mutex);
     }
     return NULL;
 }
@@ -222,7 +238,7 @@ static int open_file(allot_session *session, int gpu)
 {
     if (turn[gpu].fd > 0 || turn[gpu].is_off)
         return !turn[gpu].is_off;
-    turn[gpu].fd = open(session->limits->gpus[gpu].share, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+    turn[gpu].fd = allot_open(session->limits->gpus[gpu].share);
     turn[gpu].is_off = turn[gpu].fd <= 0 || !start_watcher(gpu);
     return !turn[gpu].is_off;
 }
@@ -264,26 +280,27 @@ static int try_turn(allot_session *session, int gpu, unsigned own, uint64_t *pau
 static void begin_turn(allot_session *session, int gpu)
 {
     unsigned own = own_slot(session, gpu);
-    uint64_t asked = now_ns(), pause;
+    uint64_t asked = now_ns(), patience = turn[gpu].is_impatient ? 0 : PATIENCE_NS, pause;
     int is_mine = 0;
     if (!turn[gpu].is_busy)
         be_busy(gpu, own);
     lock(turn[gpu].fd, F_RDLCK, WAITING_BYTES + own);
-    while (is_mine <= 0 && !turn[gpu].is_held && now_ns() - asked < PATIENCE_NS) {
+    while (!turn[gpu].is_held) {
         is_mine = try_turn(session, gpu, own, &pause);
-        if (is_mine > 0)
+        if (is_mine > 0 || (is_mine == 0 && now_ns() - asked >= patience))
             break;
         if (is_mine < 0) {
             /* Not its time yet: nobody else need wait for it. */
             lock(turn[gpu].fd, F_UNLCK, WAITING_BYTES + own);
             asked = now_ns();
         }
-        pthread_mutex_unlock(&mutex);
+        pthread_mutex_unlock(&turn[gpu].mutex);
         pause_ns(pause);
-        pthread_mutex_lock(&mutex);
+        pthread_mutex_lock(&turn[gpu].mutex);
         lock(turn[gpu].fd, F_RDLCK, WAITING_BYTES + own);
     }
     lock(turn[gpu].fd, F_UNLCK, WAITING_BYTES + own);
+    turn[gpu].is_impatient = is_mine == 0 && !turn[gpu].is_held;
     if (is_mine > 0) {
         turn[gpu].began = now_ns();
         turn[gpu].until = turn[gpu].began + QUANTUM_NS;
@@ -292,12 +309,24 @@ static void begin_turn(allot_session *session, int gpu)
     }
 }
 
-static int is_capturing(CUstream stream)
+void allot_turn_forget(CUcontext context)
+{
+    for (int gpu = 0; gpu < ALLOT_MAX_GPUS; gpu++) {
+        pthread_mutex_lock(&turn[gpu].mutex);
+        if (turn[gpu].context == context)
+            turn[gpu].context = NULL;
+        pthread_mutex_unlock(&turn[gpu].mutex);
+    }
+}
+
+int allot_is_capturing(CUstream stream)
 {
     int status = 0;
     return ALLOT_DRIVER(cuStreamIsCapturing, (CUstream, int *), stream, &status) == CUDA_SUCCESS &&
-           status == 1;
+           status != 0;
 }
+
+int allot_may_capture(void) { return atomic_load(&num_captures) > 0; }
 
 void allot_capture_changed(int by) { atomic_fetch_add(&num_captures, by); }
 
@@ -313,15 +342,17 @@ void allot_take_turn(CUstream stream)
         now < __atomic_load_n(&turn[gpu].until, __ATOMIC_RELAXED))
         return;
     /* What is only recorded takes no time of the device. */
-    if (atomic_load(&num_captures) && is_capturing(stream))
+    if (allot_may_capture() && allot_is_capturing(stream))
         return;
-    pthread_mutex_lock(&mutex);
+    pthread_mutex_lock(&turn[gpu].mutex);
     if (open_file(session, gpu)) {
-        pthread_cond_broadcast(&begun);
+        pthread_cond_broadcast(&turn[gpu].begun);
+        if (!turn[gpu].context)
+            ALLOT_DRIVER(cuCtxGetCurrent, (CUcontext *), &turn[gpu].context);
         if (turn[gpu].is_held && now_ns() >= turn[gpu].until)
             end_turn(session, gpu, 1);
         if (!turn[gpu].is_held)
             begin_turn(session, gpu);
     }
-    pthread_mutex_unlock(&mutex);
+    pthread_mutex_unlock(&turn[gpu].mutex);
 }
