@@ -269,8 +269,10 @@ def _device(part: DeviceAllocation) -> protocol.GrantedDevice:
 
 
 def _checkpoint(workload: Workload) -> protocol.CheckpointSettings:
+    """How it is asked to save. A session says nothing of it: whoever in it catches the signal is
+    asked, such as a kernel with a handler of its own; without one it is stopped as it is."""
     return protocol.CheckpointSettings(
-        mode="none" if workload.is_session else workload.checkpoint_mode,
+        mode=CheckpointMode.SIGNAL.value if workload.is_session else workload.checkpoint_mode,
         signal=workload.checkpoint_signal,
         command=workload.checkpoint_command,
         every_s=float(workload.checkpoint_every_s) if workload.checkpoint_every_s else None,

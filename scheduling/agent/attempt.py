@@ -322,7 +322,7 @@ class Attempt:
 
     def _restore(self) -> None:
         """Give the attempt the newest checkpoint of its workload, once."""
-        if not launch.keeps_checkpoints(self.spec) or (self.folder / RESTORED).exists():
+        if (self.folder / RESTORED).exists():
             return
         who = launch.person(self.spec)
         owner = Owner(who.uid, who.gid) if self.site.isolation.has_identities else None
@@ -368,7 +368,8 @@ class Attempt:
                 self._look_for_loss()
         if self._job is not None:
             return
-        if not self._is_collected and launch.collects_checkpoints(self.spec) and self.is_begun:
+        # Of several replicas what the leader saves is taken into the store.
+        if not self._is_collected and crew.is_leader(self.spec) and self.is_begun:
             self._look_for_checkpoints()
         elif self.exit is not None:
             self.is_settled_on_disk = True

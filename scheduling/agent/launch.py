@@ -198,8 +198,7 @@ def make_folders(site: Site, spec: AttemptSpec, who: Person) -> Path:
         (attempt / name).chmod(mode)
     attempt.chmod(0o700 if site.isolation.has_namespaces else 0o711)
     owned = [attempt / "work" / PROGRESS]
-    if keeps_checkpoints(spec):
-        owned.append(attempt / "work" / spec.checkpoint.subfolder)
+    owned.append(attempt / "work" / spec.checkpoint.subfolder)
     if spec.tool == jupyter.TOOL:
         owned.append(site.folders.session(spec.attempt_id))
     for folder in owned:
@@ -271,16 +270,6 @@ def _with_line(path: str, line: str) -> str:
 # ---------------------------------------------------------------- the launch
 
 
-def keeps_checkpoints(spec: AttemptSpec) -> bool:
-    """Whether the attempt has a checkpoint folder."""
-    return spec.kind == "training"
-
-
-def collects_checkpoints(spec: AttemptSpec) -> bool:
-    """Whether what it saves is taken into the store: of several replicas the leader's is."""
-    return keeps_checkpoints(spec) and crew.is_leader(spec)
-
-
 def is_outside(subfolder: str) -> bool:
     """Whether a checkpoint folder would not lie in the workload's own folder."""
     path = Path(subfolder)
@@ -345,10 +334,11 @@ def write_launch(site: Site, spec: AttemptSpec, lease_s: float) -> Path:
         "log_limit_bytes": LOG_LIMIT_BYTES,
         "is_leader": crew.is_leader(spec),
         "checkpoint": {
-            "mode": spec.checkpoint.mode if keeps_checkpoints(spec) else "none",
+            "mode": spec.checkpoint.mode,
             "signum": int(signal.Signals[spec.checkpoint.signal]),
+            "is_server": spec.tool == jupyter.TOOL,
             "command": spec.checkpoint.command,
-            "subfolder": spec.checkpoint.subfolder if keeps_checkpoints(spec) else "",
+            "subfolder": spec.checkpoint.subfolder,
         },
     }
     with opened(attempt) as fd:
@@ -416,10 +406,9 @@ def environment(site: Site, spec: AttemptSpec, where: Places) -> dict[str, str]:
         "ALLOT_CONTROL_FILE": str(where.control / "control.json"),
         "CUDA_VISIBLE_DEVICES": ",".join(device.uuid for device in spec.devices),
     }
-    if keeps_checkpoints(spec):
-        fixed["ALLOT_CHECKPOINT_DIR"] = str(where.work / spec.checkpoint.subfolder)
-        if spec.checkpoint.every_s:
-            fixed["ALLOT_CHECKPOINT_EVERY_S"] = f"{spec.checkpoint.every_s:g}"
+    fixed["ALLOT_CHECKPOINT_DIR"] = str(where.work / spec.checkpoint.subfolder)
+    if spec.checkpoint.every_s:
+        fixed["ALLOT_CHECKPOINT_EVERY_S"] = f"{spec.checkpoint.every_s:g}"
     if spec.tool == jupyter.TOOL:
         fixed |= jupyter.environment(spec.session_secret, where.session)
     return defaults | given | fixed

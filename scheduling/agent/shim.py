@@ -200,6 +200,8 @@ class Shim:
             main_pid=self.main_pid,
             checkpoint_mode=self.launch["checkpoint"]["mode"],
             signum=self.launch["checkpoint"]["signum"],
+            # An attempt that an older agent has launched does not say it.
+            is_server=self.launch["checkpoint"].get("is_server", False),
             folder_fd=self.checkpoint_fd,
             control_fd=self.control_fd,
             run_command=self.run_checkpoint_command,

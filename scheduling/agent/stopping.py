@@ -33,6 +33,8 @@ class Workload:
         checkpoint_mode: `none`, `signal` or `command`.
         signum: Asks for a checkpoint in mode `signal`.
         folder_fd: Where it saves; None for what never saves.
+        is_server: The main program is a server of ours whose children are asked to save, such as
+            kernels: JupyterLab's catches the signal itself, and merely prints its state then.
         arrived: What came into the checkpoint folder by rename (`renames`).
         control_fd: Folder in which the client reads requests.
         run_command: Starts the command of mode `command`.
@@ -48,6 +50,7 @@ class Workload:
     run_command: Callable[[], None]
     kill: Callable[[], None]
     arrived: Callable[[], Collection[tuple[str, int]]] = tuple
+    is_server: bool = False
 
     def ask_to_save(self) -> bool:
         """Ask for a checkpoint as the workload understands it; False if it understands none."""
@@ -59,7 +62,8 @@ class Workload:
         if self.checkpoint_mode == "command":
             self.run_command()
             return True
-        catchers = processes.topmost_catchers(self.root_pid, self.signum)
+        top = self.main_pid if self.is_server else self.root_pid
+        catchers = processes.topmost_catchers(top, self.signum)
         _send(catchers, self.signum)
         return bool(catchers) or self.has_client()
 

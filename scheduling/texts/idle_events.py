@@ -18,7 +18,16 @@ def _warning(d: Details) -> str:
         "project": d["project"],
         "at": formats.clock_with_zone(moment_of(d["end_at"])),
     }
-    return text % values
+    return text % values + (" " + session_loss() if d.get("is_session") else "")
+
+
+def session_loss() -> str:
+    """What a session's stop costs."""
+    return _(
+        "Variables of its kernels and what runs in its terminals are lost then, unless a kernel "
+        "saves them when it gets SIGUSR1; notebooks and files stay as they were last saved, which "
+        "an open JupyterLab does every two minutes."
+    )
 
 
 def stopped(d: Details) -> str:

@@ -37,7 +37,7 @@ from scheduling.selectors import examined_at, summed
 from scheduling.services import ActionRefusedError
 from scheduling.snapshot import obstacle_of
 from scheduling.states import IDLE, SWAPPED_OUT, SWAPPING_IN, state_of
-from scheduling.texts import idleness
+from scheduling.texts import idle_events, idleness
 from scheduling.texts import swap as swap_texts
 from scheduling.views.charts import Numbered, Range, range_of, workload_charts
 from scheduling.views.pages import PageRequest, page
@@ -337,7 +337,7 @@ def _losses(row: Workload, checkpoint: Checkpoint | None, now: datetime) -> list
         "time": formats.duration(formats.seconds_since(attempt.started_at, now))
     }
     if row.is_session:
-        return [running, _("Open notebooks lose what is in memory; files in its folder stay.")]
+        return [running, idle_events.session_loss()]
     if checkpoint is None:
         saved = _("It has not saved yet: all progress may be lost.")
     else:

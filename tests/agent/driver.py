@@ -57,6 +57,12 @@ def bob(wanted: AttemptSpec) -> AttemptSpec:
     return replace(wanted, owner="bob", user_number=2, project="speech", project_number=2)
 
 
+def following(wanted: AttemptSpec) -> AttemptSpec:
+    """The next attempt of the same workload."""
+    other = spec()
+    return replace(wanted, attempt_id=other.attempt_id, number=wanted.number + 1, goal=Goal.RUN)
+
+
 def a_third() -> GrantedDevice:
     """A third of a simulated T4."""
     return part(333)

@@ -15,15 +15,9 @@ from scheduling.agent import folders, renames, saved
 from scheduling.agent.checkpoints import CheckpointError, Store
 from scheduling.agent.protocol import AttemptPhase, AttemptSpec, ExitCause, Goal
 from tests.agent.conftest import end
-from tests.agent.driver import FINAL, Driver, every, example, spec
+from tests.agent.driver import FINAL, Driver, every, example, following, spec
 
 STEPS = ("--steps", "400", "--seed", "7", "--checkpoint-every", "100000")
-
-
-def following(wanted: AttemptSpec) -> AttemptSpec:
-    """The next attempt of the same workload."""
-    other = spec()
-    return replace(wanted, attempt_id=other.attempt_id, number=wanted.number + 1, goal=Goal.RUN)
 
 
 def final_loss(log: str) -> str:

@@ -14,7 +14,7 @@ from websockets.sync.client import ClientConnection, unix_connect
 
 from scheduling.agent import jupyter
 from scheduling.agent.protocol import AttemptPhase, AttemptSpec, ExitCause, Goal
-from tests.agent.driver import FINAL, Driver, a_third, bob, spec
+from tests.agent.driver import FINAL, Driver, a_third, bob, following, spec
 
 BASE_URL = "/s/5b0c/"
 TOKEN = "the-secret-of-anns-session"
@@ -209,6 +209,57 @@ def test_a_stopped_session_ends_its_kernels_and_leaves_no_socket(
     assert report.exit_cause == ExitCause.STOPPED
     assert driver.runner.session(session.attempt_id) is None
     driver.until(lambda: not pinned.exists())
+
+
+def test_a_kernel_that_catches_the_signal_saves_before_it_is_stopped(
+    driver: Driver, session: AttemptSpec
+) -> None:
+    """What it saved is there again when the session is started again."""
+    code = (
+        "import os, signal, pathlib\n"
+        "folder, x = pathlib.Path(os.environ['ALLOT_CHECKPOINT_DIR']), 42\n"
+        "def save(*_):\n"
+        "    (folder / '.saving').write_text(str(x)); (folder / '.saving').rename(folder / 'x')\n"
+        "signal.signal(signal.SIGUSR1, save); x += 1"
+    )
+    run_cell(driver, session, code)
+    driver.want(replace(session, goal=Goal.STOP))
+    report = driver.until_phase(session, *FINAL)
+    assert report.exit_cause == ExitCause.STOPPED
+    assert len(report.checkpoints) == 1
+    again = following(session)
+    driver.want(again)
+    until_ready(driver, again)
+    assert driver.report(again).resumed_from == report.checkpoints[0].key
+    shown = "import os; print(open(os.environ['ALLOT_CHECKPOINT_DIR'] + '/x').read())"
+    assert run_cell(driver, again, shown) == "43\n"
+
+
+def test_what_a_browser_has_saved_outlives_a_stop_and_variables_do_not(
+    driver: Driver, session: AttemptSpec
+) -> None:
+    """JupyterLab saves an open notebook by itself every two minutes, as a browser does here."""
+    settings = call(
+        driver, session, "GET", "lab/api/settings/@jupyterlab/docmanager-extension:plugin"
+    )
+    assert settings.json()["schema"]["properties"]["autosave"]["default"] is True
+    assert settings.json()["schema"]["properties"]["autosaveInterval"]["default"] == 120
+    document = {"type": "file", "format": "text", "content": "typed"}
+    path = str(socket_of(driver, session))
+    with httpx.Client(
+        transport=httpx.HTTPTransport(uds=path), base_url="http://localhost"
+    ) as client:
+        headers = {"Authorization": f"token {TOKEN}"}
+        url = BASE_URL + "api/contents/notes.txt"
+        assert client.put(url, headers=headers, json=document).status_code == httpx.codes.CREATED
+    run_cell(driver, session, "x = 1")
+    driver.want(replace(session, goal=Goal.STOP))
+    driver.until_phase(session, *FINAL)
+    again = following(session)
+    driver.want(again)
+    until_ready(driver, again)
+    assert call(driver, again, "GET", "api/contents/notes.txt").json()["content"] == "typed"
+    assert call(driver, again, "GET", "api/kernels").json() == []
 
 
 def test_a_kernel_beyond_the_memory_limit_dies_and_the_session_lives(

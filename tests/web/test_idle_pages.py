@@ -276,7 +276,7 @@ def test_stopping_from_the_list_asks_first_and_comes_back(world: World, session:
     assert f'href="{address}"' in row
     assert f'hx-get="{address}"' in row
     dialog = opened(world.admin, address).content.decode()
-    assert "Open notebooks lose what is in memory" in dialog
+    assert "Variables of its kernels" in dialog
     assert 'href="/idle?project=vision" data-cancel autofocus' in dialog
 
 

@@ -228,7 +228,7 @@ def test_others_projects_are_one_sum(scene: Scene) -> None:
 def test_stopping_names_the_loss_first_and_getting_changes_nothing(scene: Scene) -> None:
     client = browser(scene.organisation.vera)
     page = text_of(client.get(f"/workloads/{scene.session.pk}/stop"))
-    assert "Open notebooks lose what is in memory" in page
+    assert "Variables of its kernels" in page
     scene.session.refresh_from_db()
     assert scene.session.phase == Phase.RUNNING
     response = client.post(f"/workloads/{scene.session.pk}/stop", {"next": "/sessions"})

@@ -13,13 +13,13 @@ static struct {
     int is_used;
     uint64_t charged;
 } graphs[ALLOT_MAX_GPUS];
-/* Instantiated graphs that allocate: without one a launch costs nothing more. */
-static _Atomic int num_execs;
+/* Graphs that allocate so far, and those instantiated: without one nothing costs more. */
+static _Atomic int num_used, num_execs;
 
 static void forget(void)
 {
     memset(graphs, 0, sizeof graphs);
-    num_execs = 0;
+    num_used = num_execs = 0;
     pthread_mutex_init(&mutex, NULL);
 }
 
@@ -35,9 +35,11 @@ static int reserved(CUdevice device, uint64_t *bytes)
 static void settle(int gpu, uint64_t prepaid)
 {
     uint64_t actual, charged = graphs[gpu].charged + prepaid;
-    allot_session *session = allot_session_get();
     if (!graphs[gpu].is_used || !reserved(graphs[gpu].device, &actual))
         actual = graphs[gpu].charged;
+    if (actual == charged)
+        return;
+    allot_session *session = allot_session_get();
     if (session && actual > charged)
         allot_account_add(&session->account, (unsigned)gpu, actual - charged);
     else
@@ -47,6 +49,8 @@ static void settle(int gpu, uint64_t prepaid)
 
 void allot_graphs_settle(int gpu)
 {
+    if (!atomic_load(&num_used))
+        return;
     pthread_mutex_lock(&mutex);
     settle(gpu, 0);
     pthread_mutex_unlock(&mutex);
@@ -84,6 +88,7 @@ static void wish(CUgraph graph, CUdevice device, uint64_t bytes)
     allot_keep(sum);
     graphs[gpu].device = device;
     graphs[gpu].is_used = 1;
+    atomic_fetch_add(&num_used, 1);
     pthread_mutex_unlock(&mutex);
 }
 

@@ -80,6 +80,8 @@ static void settle(pool *found)
     if (!found || found->gpu < 0)
         return;
     uint64_t actual = reserved(found);
+    if (actual == found->charged)
+        return;
     allot_session *session = allot_session_get();
     if (session && actual > found->charged)
         allot_account_add(&session->account, (unsigned)found->gpu, actual - found->charged);
@@ -160,6 +162,8 @@ static int end(pool *found, uint64_t bytes, CUresult outcome)
         allot_session *session = allot_session_get();
         found->held += bytes;
         uint64_t actual = reserved(found);
+        if (actual == found->charged)
+            return 1;
         if (actual > found->charged) {
             if (!session || !allot_account_reserve(&session->account, (unsigned)found->gpu,
                                                    actual - found->charged,
