@@ -37,6 +37,7 @@ static void settle(int gpu, uint64_t prepaid)
     uint64_t actual, charged = graphs[gpu].charged + prepaid;
     if (!graphs[gpu].is_used || !reserved(graphs[gpu].device, &actual))
         actual = graphs[gpu].charged;
+    graphs[gpu].charged = actual;
     if (actual == charged)
         return;
     allot_session *session = allot_session_get();
@@ -44,7 +45,6 @@ static void settle(int gpu, uint64_t prepaid)
         allot_account_add(&session->account, (unsigned)gpu, actual - charged);
     else
         allot_give(gpu, charged - actual);
-    graphs[gpu].charged = actual;
 }
 
 void allot_graphs_settle(int gpu)
