@@ -40,6 +40,11 @@ def _negative(world: World) -> None:
     path.write_text(path.read_text().replace(str(5 * GIB), "-1"))
 
 
+def _more_words(world: World) -> None:
+    path = world.prefix / "limits"
+    path.write_text(path.read_text().replace("- 0\n", "- 0 9999\n"))
+
+
 def _writable(world: World) -> None:
     (world.prefix / "limits").chmod(0o666)
 
@@ -60,7 +65,7 @@ def _no_region(world: World) -> None:
 
 @pytest.mark.parametrize(
     "damage",
-    [_garbage, _cut_short, _zero, _negative, _writable, _nobodys, _gone, _no_region],
+    [_garbage, _cut_short, _zero, _negative, _more_words, _writable, _nobodys, _gone, _no_region],
     ids=lambda damage: damage.__name__.strip("_"),
 )
 def test_without_usable_limits_there_is_no_gpu_at_all(

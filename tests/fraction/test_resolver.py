@@ -77,6 +77,22 @@ def test_what_each_runtime_asks_gets_the_drivers_choice_from_us(world: World, tr
     assert num_hooked > 90
 
 
+def test_a_driver_that_hands_out_what_it_does_not_export_is_judged_by_version(
+    make_world: MakeWorld,
+) -> None:
+    world = make_world(extra=("hides",))
+    questions = [
+        ("cuCtxCreate", 11040, 0, "cuCtxCreate_v3"),
+        ("cuMemAlloc", 12000, 0, "cuMemAlloc_v2"),
+        ("cuMemAlloc", 12000, 2, "cuMemAlloc_v2"),
+        ("cuMemAllocAsync", 12000, 2, "cuMemAllocAsync_ptsz"),
+        ("cuMemcpyHtoD", 12000, 2, "cuMemcpyHtoD_v2_ptds"),
+        ("cuCtxSynchronize", 12000, 2, "cuCtxSynchronize"),
+    ]
+    answers = world.ask(["init"], *(["resolved_is", *question] for question in questions))
+    assert answers[1:] == [True] * len(questions)
+
+
 def test_the_resolvers_errors_are_the_drivers(world: World) -> None:
     answers = world.ask(
         ["init"], ["resolve", "", 12000], ["resolve", "cuNoSuchThing", 12000],
@@ -85,7 +101,18 @@ def test_the_resolvers_errors_are_the_drivers(world: World) -> None:
     assert answers[1:] == [[500, 0, 1], [500, 0, 1], [500, 0, 2]]
 
 
-def test_a_call_waits_while_the_session_is_away_and_asks_for_it(make_world: MakeWorld) -> None:
+@pytest.mark.parametrize(
+    ("steps", "answers"),
+    [
+        ([["start"], ["alloc", "a", 1024]], [[0, 0, 0], 0]),
+        ([["init"], ["load_module"]], [0, 0]),
+    ],
+    ids=["memory", "a module"],
+)
+def test_a_call_waits_while_the_session_is_away_and_asks_for_it(
+    make_world: MakeWorld, steps: list[object], answers: list[object]
+) -> None:
+    """Whatever a program begins with after a pause."""
     world = make_world()
     world.gate = str(world.prefix / "gate.sock")
     world.write_limits()
@@ -93,7 +120,7 @@ def test_a_call_waits_while_the_session_is_away_and_asks_for_it(make_world: Make
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
         listener.bind(world.gate)
         listener.settimeout(20)
-        with world.asking(["start"], ["alloc", "a", 1024]) as waiting:
+        with world.asking(*steps) as waiting:
             asked = listener.recv(1000).decode()
             assert asked == f"allot-gate/1 session-1 {waiting.pid}\n"
             assert world.region.read().num_held == 1
@@ -102,7 +129,7 @@ def test_a_call_waits_while_the_session_is_away_and_asks_for_it(make_world: Make
             assert waiting.process.poll() is None
             world.region.set_state(State.RUNNING)
             began = time.monotonic()
-            assert waiting.answers() == [[0, 0, 0], 0]
+            assert waiting.answers() == answers
             assert time.monotonic() - began < 1
     assert world.region.read().num_held == 0
     assert world.region.read().num_wakes >= 1
