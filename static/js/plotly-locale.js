@@ -34,7 +34,7 @@ Plotly.register({
     dayMonth: "%-d %b",
     dayMonthYear: "%-d %b %Y",
     year: "%Y",
-    month: "%b",
+    month: "%b %Y",
     decimal: ",",
     thousands: "\u00a0",
   },
