@@ -18,8 +18,14 @@ HELD = "document.querySelector('[data-sum=held]').textContent"
 NEWEST = """Math.max(0, ...[...document.querySelectorAll('#metrics .chart-plot')].flatMap(plot =>
   plot.data.filter(line => line.x.length).map(line => new Date(line.x.at(-1)).getTime())))"""
 
-# A browser says by itself that nobody answers meanwhile; no script can keep it from that.
-AWAY = ("WebSocket connection to", "Failed to load resource")
+# A browser says by itself that nobody answers meanwhile; no script can keep it from that. htmx
+# says it of a request that was under way.
+AWAY = (
+    "WebSocket connection to",
+    "Failed to load resource",
+    "htmx:afterRequest",
+    "htmx:sendError",
+)
 
 
 def listen(page: Page) -> list[str]:

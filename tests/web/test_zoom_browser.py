@@ -121,10 +121,12 @@ OPENED = """async () => {
   // At once: samples may arrive.
   return figures.flatMap(figure => {
     const [head, ...rows] = [...figure.querySelectorAll(".chart-table tr")].map(texts);
-    return figure.querySelector(".chart-plot").data.map(({ name, y }) => {
+    return figure.querySelector(".chart-plot").data.map(({ name, x, y }) => {
       const isIts = (text, at) => at && (text === name || text.startsWith(`${name}, `));
       const place = head.findIndex(isIts);
-      return [name, y, rows.map(row => row[place])];
+      // What is sent while the page is made may fall into a second that it has; a row is a second.
+      const seconds = x.map((at, i) => [typeof at === "string" ? at.slice(0, 19) : at, y[i]]);
+      return [name, [...new Map(seconds).values()], rows.map(row => row[place])];
     });
   });
 }"""
