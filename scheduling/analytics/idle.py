@@ -105,11 +105,13 @@ def found(at: datetime) -> dict[int, tuple[datetime, float | None]]:
                 "unmeasured": UNMEASURED_MINUTES,
             },
         )
-        return {
-            allocation: (since, memory_mib)
-            for allocation, since, memory_mib, window_s, signals, may_lack in cursor.fetchall()
-            if (at - since).total_seconds() >= window_s and not _is_at_work(signals, may_lack)
-        }
+        rows = cursor.fetchall()
+    idle = {}
+    for allocation, measured_since, memory_mib, window_s, signals, may_lack in rows:
+        since = _since(measured_since, signals, may_lack)
+        if since is not None and (at - since).total_seconds() >= window_s:
+            idle[allocation] = (since, memory_mib)
+    return idle
 
 
 def now(viewer: User, at: datetime) -> list[Holding]:
@@ -144,10 +146,14 @@ def _costs(since: dict[uuid.UUID, datetime], at: datetime) -> dict[uuid.UUID, De
     return {workload: Decimal(f"{cost:.9f}") for workload, cost in found.items()}
 
 
-def _is_at_work(signals: str | None, may_lack_network: bool) -> bool:
-    """Whether a session's own signals say otherwise: a busy kernel that only waits uses nothing."""
+def _since(measured: datetime, signals: str | None, may_lack_network: bool) -> datetime | None:
+    """Since when it idles by what was measured and by a session's own signals: a cell that only
+    waits uses nothing, and a short one is lost in a minute's mean; None while one is busy."""
     report = json.loads(signals) if signals else {}
-    return bool(report) and idle_since(report, may_lack_network=may_lack_network) is None
+    if not report:
+        return measured
+    told = idle_since(report, may_lack_network=may_lack_network)
+    return None if told is None else max(measured, told)
 
 
 def _order(holding: Holding) -> uuid.UUID:

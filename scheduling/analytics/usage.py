@@ -22,6 +22,8 @@ HOUR_S = 3600.0
 IDLE_GPU_PERCENT = 2.0
 IDLE_CPU_OF_REQUEST = 0.10
 IDLE_NETWORK_BYTES_PER_S = 50 * 1024.0
+IDLE_COVERED_S = 0.95 * 1800
+"""Half an hour of quiet in a row, but for a sample or two that are missing."""
 
 Key = tuple[Scope, Measure, int, str]
 Sums = dict[Key, Floats]
@@ -306,11 +308,21 @@ def idle_bins(
             & ~(signals.network >= IDLE_NETWORK_BYTES_PER_S)
             & ((signals.gpu_percent < IDLE_GPU_PERCENT) | ~needs_gpu[:, None])
         )
-    # Two quarter-hours in a row: the window of half an hour.
-    before, after = np.zeros_like(quiet), np.zeros_like(quiet)
-    before[:, 1:], after[:, :-1] = quiet[:, :-1], quiet[:, 1:]
-    idle: NDArray[np.bool_] = quiet & (before | after)
+    covered_s = np.where(quiet, signals.cpu_s, 0.0)
+    in_a_row_s = (
+        _since_broken(covered_s, quiet)
+        + _since_broken(covered_s[:, ::-1], quiet[:, ::-1])[:, ::-1]
+        - covered_s
+    )
+    idle: NDArray[np.bool_] = quiet & (in_a_row_s >= IDLE_COVERED_S)
     return idle
+
+
+def _since_broken(covered_s: Floats, quiet: NDArray[np.bool_]) -> Floats:
+    """Seconds covered in each bin and the quiet ones just before it."""
+    total = np.cumsum(covered_s, axis=1)
+    broken: Floats = np.maximum.accumulate(np.where(quiet, 0.0, total), axis=1)
+    return total - broken
 
 
 def _held_weights(parts: _Pieces) -> dict[Measure, Floats]:

@@ -335,6 +335,14 @@ class TestSignals:
         found = ask(world.admin, "idle_gpu_hours", *DAY, group_by="template")
         assert totals(found) == {name: expected for name, (_, _, expected) in cases.items()}
 
+    def test_a_short_run_across_a_quarter_is_not_idle(self, world: World) -> None:
+        node = Cluster(at("2026-03-01")).node(world.t4, gpus=1)
+        work = history.workload(world.vision, world.vera)
+        held(work, node, day10("10:10", "10:20"), devices=1)
+        quiet: dict[str, Any] = {"gpu_util_percent": 1.0, "cpu_cores": 0.1}
+        measured(work, at("2026-03-10 10:10"), at("2026-03-10 10:20"), **quiet)
+        assert ask(world.admin, "idle_gpu_hours", *DAY).whole.total == 0.0
+
     def test_cores_and_memory(self, world: World) -> None:
         node = Cluster(at("2026-03-01")).node(world.t4, gpus=0)
         work = history.workload(world.vision, world.vera, cpu_milli=4000, memory_mib=8192)

@@ -143,6 +143,10 @@ def test_a_session_with_a_busy_kernel_is_at_work_though_it_uses_nothing(world: W
     assert "sleeper" not in halves(opened(world.admin))[0]
     attempts.update(idle_signals={**quiet, "kernels_idle_since": 1000.0})
     assert "sleeper" in halves(opened(world.admin))[0]
+    # A cell that was short is in no minute's mean.
+    just_now = (timezone.now() - timedelta(minutes=4)).timestamp()
+    attempts.update(idle_signals={**quiet, "kernels_idle_since": just_now})
+    assert "sleeper" not in halves(opened(world.admin))[0]
 
 
 def test_a_missing_signal_is_not_idle_and_says_so(world: World) -> None:
