@@ -205,6 +205,7 @@ class SquaresConsumer(AsyncWebsocketConsumer):
         self.viewer: streams.Viewer | None = None
         self.sent_at, self.sent_version = 0.0, streams.UNSEEN
         self.flood = Flood()
+        self.is_closing = False
         self.board: streams.Board = streams.board()
         self.screens = watching.screens()
         await self.accept()
@@ -224,8 +225,11 @@ class SquaresConsumer(AsyncWebsocketConsumer):
         await self.screens.leave(self)
 
     async def receive(self, text_data: str | None = None, bytes_data: bytes | None = None) -> None:
+        if self.is_closing:
+            return  # What had been sent before still arrives.
         is_flood = self.flood.has_come()
         if self.viewer is None or is_flood or not self._obey(self.viewer, _json(text_data)):
+            self.is_closing = True
             await self.close(code=CLOSE_BAD_MESSAGE)
 
     def _obey(self, viewer: streams.Viewer, wish: object) -> bool:

@@ -229,6 +229,8 @@ R = ("workloads", 0, "replicas", 0)
             "$.policy.cordon_failures",
             "whole number",
         ),
+        (setting("now_s", to=float("nan")), "$.now_s", "a finite number is needed, not nan"),
+        (setting(*W, "submitted", to=float("inf")), "$.workloads[0].submitted", "not inf"),
         (setting("cycles", to=0), "$.cycles", "less than 1"),
         (setting("policy", to={"speed": 1}), "$.policy.speed", "unknown"),
         (

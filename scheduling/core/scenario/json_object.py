@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 from scheduling.core.errors import ScenarioError
@@ -57,6 +58,8 @@ class JsonObject:
         value = self.get(name)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self.fail(name, f"a number is needed, not {shown(value)}")
+        if not math.isfinite(value):
+            raise self.fail(name, f"a finite number is needed, not {value}")
         if minimum is not None and value < minimum:
             raise self.fail(name, f"{value} is less than {minimum}")
         return value
