@@ -135,9 +135,10 @@ def _answers_its_lender(row: Loan, seen: str) -> bool:
 
 
 def _numbers(row: Loan, other: Workload) -> dict[str, object]:
+    """What an event tells; names only where both are of one project."""
+    is_own = row.lender.workload.project_id == row.borrower.workload.project_id
     return {
-        "other": other.name,
-        "other_project": other.project_id,
+        "other": other.name if is_own else "",
         "bytes": row.swapped_out_bytes,
         "out_s": row.out_s,
         "in_s": row.in_s,

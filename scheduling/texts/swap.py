@@ -102,7 +102,9 @@ def lent(d: Details) -> str:
 
 
 def swapped_out(d: Details) -> str:
-    values = {"size": formats.size(int(d.get("bytes") or 0)), "other": d.get("other") or "—"}
+    values = {"size": formats.size(int(d.get("bytes") or 0)), "other": d.get("other")}
+    if not values["other"]:
+        return _("Swapped out (%(size)s); its GPU is lent to another project.") % values
     return _("Swapped out (%(size)s); its GPU is lent to %(other)s.") % values
 
 
@@ -117,7 +119,9 @@ def swapped_in(d: Details) -> str:
 
 
 def refused(d: Details) -> str:
-    values = {"other": d.get("other") or "—"}
+    values = {"other": d.get("other")}
+    if not values["other"]:
+        return _("A session of another project could not lend its GPU after all.")
     return _("%(other)s could not lend its GPU after all.") % values
 
 

@@ -115,7 +115,7 @@ def workload(request: PageRequest, workload_id: uuid.UUID) -> HttpResponse:
         "rate": costs.rate_now(row, cost) if may_see_cost else None,
         "cost": costs.cost_now(row, cost, now) if may_see_cost else None,
         "node_types": _titles(row),
-        "swap": _swap(row),
+        "swap": _swap(row, request.user),
         "idleness": _idleness(row, request.user, now),
         "endings": endings.warned(row, request.user),
         "time_limit": _time_limit(row, request.user, now),
@@ -276,14 +276,16 @@ class Swap:
     given: Loan | None
     taken: list[Loan]
     last: list[Loan]
+    named: frozenset[int]
 
     @property
     def has_something(self) -> bool:
         return bool(self.obstacle or self.not_lent or self.given or self.taken or self.last)
 
 
-def _swap(row: Workload) -> Swap | None:
-    """None where it has no device, or does not run."""
+def _swap(row: Workload, viewer: User) -> Swap | None:
+    """None where it has no device, or does not run; `named` are the projects whose names may be
+    shown."""
     attempt: Attempt | None = row.current
     if attempt is None or row.phase not in ACTIVE_PHASES or not row.num_devices:
         return None
@@ -296,6 +298,7 @@ def _swap(row: Workload) -> Swap | None:
         given=given.filter(ended_at__isnull=True).first(),
         taken=list(loans.open().filter(borrower__workload=row, borrower__ended_at__isnull=True)),
         last=list(given.filter(wake_s__isnull=False)[:MAX_WAKES]),
+        named=frozenset(access.visible_projects(viewer).values_list("pk", flat=True)),
     )
 
 

@@ -83,12 +83,18 @@ def test_a_swapped_out_session_says_to_whom_and_offers_to_wake(scene: Scene) -> 
     vera, lena = scene.organisation.vera, scene.organisation.lena
     page = page_of(vera, address)
     assert "Wake now" in page
-    assert f"Its GPU is lent to {scene.training.name} of Language" in page
+    assert "Its GPU is lent to a training of another project" in page
+    assert scene.training.name not in page
     assert "Swapped out (3" in page
     assert "Вернуть сейчас" in page_of(vera, address, "ru")
     training = page_of(lena, f"/workloads/{scene.training.pk}")
-    assert f"Uses the GPU of {scene.session.name}" in training
+    assert "Uses the GPU of an idle session of another project" in training
+    assert scene.session.name not in training
     assert "Wake now" not in training
+    admin = User.objects.create_superuser("admin")
+    assert f"Its GPU is lent to {scene.training.name} of Language" in page_of(admin, address)
+    training = page_of(admin, f"/workloads/{scene.training.pk}")
+    assert f"Uses the GPU of {scene.session.name} of Vision" in training
 
 
 def test_a_session_that_cannot_be_swapped_says_so_beforehand(scene: Scene) -> None:
