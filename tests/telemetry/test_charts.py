@@ -6,7 +6,7 @@ import csv
 import io
 import json
 from collections.abc import Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from decimal import Decimal
 from pathlib import Path
 from zoneinfo import ZoneInfo
@@ -26,22 +26,21 @@ from telemetry.messages import Sample, SampleBatch
 from telemetry.metrics import METRICS
 from telemetry.models import SAMPLE_MODELS
 from telemetry.texts import WORDS
-
-UNTIL = datetime(2026, 11, 29, 12, 0, tzinfo=UTC)
+from tests.telemetry.noon import DAY, NEXT_DAY, NOON
 
 
 def store(subject: str, metric: str, values: Mapping[int, float | None]) -> None:
-    """Store values by seconds before `UNTIL`."""
-    samples = [Sample(subject, UNTIL.timestamp() - s, {metric: v}) for s, v in values.items()]
-    ingest(SampleBatch("here", "n", str(hash(subject)), samples), nodes={"n"}, now=UNTIL)
+    """Store values by seconds before `NOON`."""
+    samples = [Sample(subject, NOON.timestamp() - s, {metric: v}) for s, v in values.items()]
+    ingest(SampleBatch("here", "n", str(hash(subject)), samples), nodes={"n"}, now=NOON)
 
 
 def chart(subject: str, *metrics: str, minutes: int = 10, **options: object) -> charts.Chart:
-    return charts.figure_for(subject, metrics, minutes, clock=lambda: UNTIL, **options)
+    return charts.figure_for(subject, metrics, minutes, clock=lambda: NOON, **options)
 
 
 class TestGaps:
-    at = staticmethod(lambda s: UNTIL + timedelta(seconds=s))
+    at = staticmethod(lambda s: NOON + timedelta(seconds=s))
 
     def test_a_silence_breaks_the_line(self) -> None:
         points = with_gaps([self.at(0), self.at(5), self.at(40)], [1.0, 2.0, 3.0], 15)
@@ -71,11 +70,11 @@ class TestZones:
         ],
     )
     def test_each_chart_names_its_zone(self, zone: str, label: str) -> None:
-        assert zone_label(ZoneInfo(zone), UNTIL) == label
+        assert zone_label(ZoneInfo(zone), NOON) == label
 
     def test_times_are_those_on_the_wall(self) -> None:
-        assert wall(UNTIL, ZoneInfo("Europe/Moscow")) == "2026-11-29T15:00:00.000"
-        assert wall(UNTIL, ZoneInfo("Pacific/Kiritimati")) == "2026-11-30T02:00:00.000"
+        assert wall(NOON, ZoneInfo("Europe/Moscow")) == f"{DAY}T15:00:00.000"
+        assert wall(NOON, ZoneInfo("Pacific/Kiritimati")) == f"{NEXT_DAY}T02:00:00.000"
 
 
 def test_every_metric_has_a_column_and_words() -> None:
@@ -101,7 +100,7 @@ class TestFigures:
         shown = chart("workload:w", "memory_mib", zone="Asia/Kolkata")
         (trace,) = shown.payload["figure"]["data"]
         assert list(trace["y"]) == [1.0, None, 0.0, 2.0]
-        assert trace["x"][-1] == "2026-11-29T17:29:55.000"
+        assert trace["x"][-1] == f"{DAY}T17:29:55.000"
         assert (shown.unit, shown.zone, shown.has_data) == (
             "GiB",
             "Asia/Kolkata (UTC+5:30)",
@@ -127,8 +126,8 @@ class TestFigures:
 
     def test_means_leave_out_what_has_no_data(self) -> None:
         store("device:d", "gpu_util_percent", {305: None, 300: 80.0, 5: None})
-        since = UNTIL - timedelta(days=1)
-        series = history.read("device:d", ["gpu_util_percent"], since, UNTIL)
+        since = NOON - timedelta(days=1)
+        series = history.read("device:d", ["gpu_util_percent"], since, NOON)
         assert [v for v in series.columns["gpu_util_percent"] if v is not None] == [80.0]
         assert series.columns["gpu_util_percent"][-1] is None
 
@@ -149,7 +148,7 @@ class TestFigures:
             "gpu_util_percent",
             dict.fromkeys(range(60, 30, -5), 10.0) | dict.fromkeys(range(30, 0, -1), 20.0),
         )
-        series = history.read("device:d", ["gpu_util_percent"], UNTIL - timedelta(hours=10), UNTIL)
+        series = history.read("device:d", ["gpu_util_percent"], NOON - timedelta(hours=10), NOON)
         (mean,) = series.columns["gpu_util_percent"]
         assert mean == pytest.approx(15.0, abs=1.0)
 
@@ -277,17 +276,15 @@ class TestCost:
             cost.cost_per_hour(-1, 0, 0, self.Prices())
 
     def test_the_page_holds_what_a_browser_needs_to_go_on(self) -> None:
-        now = cost.CostNow(
-            "1.23 RUB", Decimal("1.23456"), Decimal("0.5"), UNTIL, "telemetry:node:n"
-        )
+        now = cost.CostNow("1.23 RUB", Decimal("1.23456"), Decimal("0.5"), NOON, "telemetry:node:n")
         html = render_to_string("telemetry/_running_cost.html", {"cost": now})
         assert ">1.23 RUB<" in html
         assert 'data-cost-amount="1.23456"' in html
-        assert f'data-cost-at="{UNTIL.timestamp()}"' in html
+        assert f'data-cost-at="{NOON.timestamp()}"' in html
 
     def test_a_cost_that_no_longer_grows_listens_to_nothing(self) -> None:
         html = render_to_string(
             "telemetry/_running_cost.html",
-            {"cost": cost.CostNow("1.23 RUB", Decimal("1.23"), Decimal(0), UNTIL)},
+            {"cost": cost.CostNow("1.23 RUB", Decimal("1.23"), Decimal(0), NOON)},
         )
         assert "data-" not in html

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import threading
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from decimal import Decimal
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -22,13 +22,13 @@ from telemetry.cost import CostNow
 from telemetry.csp import allows_charts
 from telemetry.ingestion import ingest
 from telemetry.messages import Sample, SampleBatch
+from tests.telemetry.noon import DAY, NOON
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
 pytestmark = [pytest.mark.e2e, pytest.mark.django_db]
 
-NOW = datetime(2026, 11, 29, 12, 0, tzinfo=UTC)
 LOOK_MS = 30_000
 ARRIVE = """detail => document.dispatchEvent(new CustomEvent("allot:samples", {detail}))"""
 LINE = """number => document.querySelector(".chart-plot").data[number].y"""
@@ -70,7 +70,7 @@ def page_of(chart: charts.Chart) -> str:
     head = render_to_string("telemetry/_chart_head.html")
     head += render_to_string("telemetry/_cost_head.html")
     body = render_to_string("telemetry/_chart.html", {"chart": chart})
-    growing = CostNow("1,234.50 RUB", Decimal("1234.5"), Decimal(36), NOW, "telemetry:workload:w")
+    growing = CostNow("1,234.50 RUB", Decimal("1234.5"), Decimal(36), NOON, "telemetry:workload:w")
     body += render_to_string("telemetry/_running_cost.html", {"cost": growing})
     return (
         f'<!doctype html><html lang="en"><head><title>Chart</title><link rel="icon" href="data:,">'
@@ -87,13 +87,13 @@ def page() -> Iterator[Page]:
 
     silence_s = range(120, 180)
     samples = [
-        Sample(f"device:G{n}", NOW.timestamp() - s, {"gpu_util_percent": 10.0 * (n + 1)})
+        Sample(f"device:G{n}", NOON.timestamp() - s, {"gpu_util_percent": 10.0 * (n + 1)})
         for s in range(5, 600, 5)
         if s not in silence_s
         for n in range(2)
     ]
-    ingest(SampleBatch("z", "n", "b", samples), nodes={"n"}, now=NOW)
-    view = charts.View(minutes=10, zone="Asia/Kolkata", clock=lambda: NOW)
+    ingest(SampleBatch("z", "n", "b", samples), nodes={"n"}, now=NOON)
+    view = charts.View(minutes=10, zone="Asia/Kolkata", clock=lambda: NOON)
     chart = charts.devices_chart({"G0": "GPU 0", "G1": "GPU 1"}, view=view)
     chart.payload["source"] = ""
     site = type("ThisSite", (Site,), {"page": page_of(chart), "policy": policy_of_chart_pages()})
@@ -128,10 +128,10 @@ def test_a_chart_shows_gaps_and_what_arrives(page: Page) -> None:
     assert values.count(None) == 1
     assert set(values) == {10.0, None}
 
-    detail = {"topic": "telemetry:device:G0", "at": NOW.timestamp()}
+    detail = {"topic": "telemetry:device:G0", "at": NOON.timestamp()}
     page.evaluate(ARRIVE, {**detail, "values": {"gpu_util_percent": 0}})
     page.evaluate(ARRIVE, {**detail, "values": {"gpu_util_percent": 99}})
-    later = detail | {"at": (NOW + timedelta(seconds=5)).timestamp()}
+    later = detail | {"at": (NOON + timedelta(seconds=5)).timestamp()}
     page.evaluate(ARRIVE, {**later, "values": {"gpu_util_percent": None}})
     page.wait_for_function(
         'count => document.querySelector(".chart-plot").data[0].y.length === count',
@@ -144,12 +144,12 @@ def test_a_chart_shows_gaps_and_what_arrives(page: Page) -> None:
 
     page.click("summary")
     rows = page.locator("tbody tr")
-    assert rows.nth(0).inner_text().split("\t") == ["2026-11-29 17:30:05", "no data", "no data"]
-    assert rows.nth(1).inner_text().split("\t") == ["2026-11-29 17:30:00", "0", "no data"]
-    assert rows.nth(2).inner_text().split("\t") == ["2026-11-29 17:29:55", "10", "20"]
+    assert rows.nth(0).inner_text().split("\t") == [f"{DAY} 17:30:05", "no data", "no data"]
+    assert rows.nth(1).inner_text().split("\t") == [f"{DAY} 17:30:00", "0", "no data"]
+    assert rows.nth(2).inner_text().split("\t") == [f"{DAY} 17:29:55", "10", "20"]
 
 
 def test_a_running_cost_grows_with_each_sample(page: Page) -> None:
-    later = (NOW + timedelta(seconds=150)).timestamp()
+    later = (NOON + timedelta(seconds=150)).timestamp()
     page.evaluate(ARRIVE, {"topic": "telemetry:workload:w", "at": later, "values": {}})
     assert page.inner_text(".running-cost") == "1,236.00 RUB"
