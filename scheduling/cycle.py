@@ -19,7 +19,7 @@ from django.db.models import F, Func, IntegerField, OuterRef, Subquery, Sum
 from django.db.models.functions import Coalesce
 from django.utils import timezone
 
-from scheduling.core.cycle import plan
+from scheduling.core.cycle import plan, without_collector
 from scheduling.core.decisions import Decision, Hold, Plan
 from scheduling.core.incremental import WarmPlanner
 from scheduling.core.scenario import export_scenario
@@ -184,6 +184,7 @@ class _Estimated:
 _estimated = _Estimated()
 
 
+@without_collector()
 def _plan_once(warm: Warm | None) -> Plan:
     started_at = timezone.now()
     marks = [time.monotonic()]

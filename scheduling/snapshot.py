@@ -9,12 +9,12 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from django.db.models import Avg, F, Max, OuterRef, Prefetch, Q, QuerySet, Subquery, Window
+from django.db.models import Avg, F, Max, Window
 from django.db.models.functions import RowNumber
 from django.utils import timezone
 
 from projects.models import NodeType
-from scheduling import past, time_limits
+from scheduling import past, time_limits, unfinished
 from scheduling.core import types as core
 from scheduling.core.lenders import LENDING_OFF
 from scheduling.core.predict.idleness import Spell, expected_left_s
@@ -23,8 +23,6 @@ from scheduling.models import (
     WAITING_PHASES,
     Attempt,
     Checkpoint,
-    DeviceAllocation,
-    DeviceHold,
     IdleSpell,
     Loan,
     LoanState,
@@ -75,10 +73,11 @@ def take_snapshot() -> Taken:
     now = timezone.now()
     policy = read_policy()
     failed = past.failed_starts(policy, now)
-    nodes = tuple(_nodes(failed))
+    machines = Node.objects.select_related("node_type", "zone").prefetch_related("devices")
+    nodes = tuple(_nodes(machines, failed))
     use = past.past_use(nodes, policy, now)
     organisation = read_organisation(use)
-    workloads = list(_unfinished())
+    workloads = unfinished.read_all(machines)
     return Taken(
         snapshot=core.Snapshot(
             nodes=nodes,
@@ -95,12 +94,12 @@ def take_snapshot() -> Taken:
 def read_arrivals(ids: Iterable[uuid.UUID]) -> list[tuple[Workload, core.Workload]]:
     """New workloads, each with its row. What past runs predict of them is for full cycles; their
     time limits are known."""
-    rows = _unfinished().filter(pk__in=list(ids), phase__in=WAITING_PHASES)
+    rows = [row for row in unfinished.read_some(list(ids)) if row.phase in WAITING_PHASES]
     return [
         (
             row,
             replace(
-                core_workload(row, tuple(_replicas(row))),
+                core_workload(row, tuple(_replicas(row, row.attempts.all()))),
                 waiting_since_s=_seconds(row.phase_changed_at),
             ),
         )
@@ -110,7 +109,7 @@ def read_arrivals(ids: Iterable[uuid.UUID]) -> list[tuple[Workload, core.Workloa
 
 def read_rows(ids: Iterable[core.WorkloadId]) -> Sequence[Workload]:
     """Rows of unfinished workloads, as a snapshot reads them."""
-    return list(_unfinished().filter(pk__in=list(ids)))
+    return unfinished.read_some([uuid.UUID(name) for name in ids])
 
 
 def workload_id(row: Workload) -> core.WorkloadId:
@@ -165,8 +164,8 @@ def _swap_rates() -> Mapping[core.NodeTypeName, float]:
     return {core.NodeTypeName(name): rate / MIB for name, rate in found}
 
 
-def _nodes(failed: past.FailedStarts) -> Iterable[core.Node]:
-    for node in Node.objects.select_related("node_type", "zone").prefetch_related("devices"):
+def _nodes(machines: Iterable[Node], failed: past.FailedStarts) -> Iterable[core.Node]:
+    for node in machines:
         devices = node.devices.all()
         name = node.node_type.name if node.node_type else None
         yield core.Node(
@@ -186,37 +185,6 @@ def _nodes(failed: past.FailedStarts) -> Iterable[core.Node]:
         )
 
 
-def _unfinished() -> QuerySet[Workload]:
-    parts = DeviceAllocation.objects.select_related("device").order_by("device__index")
-    newest = Loan.objects.filter(borrower=OuterRef("pk")).order_by("-started_at")
-    not_to_be_had = Q(ended_by="button") | Q(state=LoanState.REFUSED)
-    given = Loan.objects.filter(not_to_be_had, lender=OuterRef("pk"))
-    asked_back = given.order_by("-started_at")
-    attempts = (
-        Attempt.objects.open()
-        .annotate(
-            last_loan_state=Subquery(newest.values("state")[:1]),
-            last_loan_end=Subquery(newest.values("ended_by")[:1]),
-            asked_back_at=Subquery(asked_back.values("ended_at")[:1]),
-        )
-        .select_related("allocation__node__node_type")
-        .prefetch_related(
-            Prefetch("allocation__devices", parts),
-            Prefetch("loans_given", Loan.objects.open()),
-            Prefetch("loans_taken", Loan.objects.open().select_related("lender")),
-        )
-        .order_by("replica")
-    )
-    return (
-        Workload.objects.unfinished()
-        .select_related("project")
-        .prefetch_related(
-            Prefetch("attempts", attempts),
-            Prefetch("holds", DeviceHold.objects.select_related("node")),
-        )
-    )
-
-
 def _workloads(
     rows: Sequence[Workload],
     nodes: Sequence[core.Node],
@@ -229,8 +197,9 @@ def _workloads(
     ready = [node for node in nodes if node.is_ready]
     idle = _idleness(rows, now)
     for row in rows:
-        workload = core_workload(row, tuple(_replicas(row)))
-        leader = next(iter(row.attempts.all()), None)
+        attempts = row.attempts.all()
+        workload = core_workload(row, tuple(_replicas(row, attempts)))
+        leader = next(iter(attempts), None)
         started = None if leader is None else leader.started_at or leader.placed_at
         told = past.expected(row, started, lengths, before.get(row.pk, 0.0), now)
         if workload.expected_run_s is not None:  # it has a limit
@@ -245,7 +214,7 @@ def _workloads(
             expected_basis=told.basis,
             idle=idle.get(row.pk),
             incomplete_since_s=_seconds(row.incomplete_since),
-            eviction_cost=_eviction_cost(row, saved, now),
+            eviction_cost=_eviction_cost(row, leader, saved, now),
         )
 
 
@@ -361,14 +330,13 @@ def _last_saved(rows: Sequence[Workload]) -> Mapping[uuid.UUID, datetime]:
 
 
 def _eviction_cost(
-    row: Workload, saved: Mapping[uuid.UUID, datetime], now: datetime
+    row: Workload, attempt: Attempt | None, saved: Mapping[uuid.UUID, datetime], now: datetime
 ) -> core.EvictionCost | None:
-    """What stopping a running training now would waste, from what was seen of this attempt.
+    """What stopping a running training now would waste, from what was seen of its leader.
 
     It may still save when asked, so the lost progress is an upper bound; the time to save is not
     known before it has.
     """
-    attempt = next(iter(row.attempts.all()), None)  # the open ones, the leader first
     if not row.is_preemptible or attempt is None or attempt.started_at is None:
         return None
     ready_at = attempt.ready_at or attempt.started_at
@@ -426,13 +394,13 @@ def pending_replicas(row: Workload, count: int) -> tuple[core.Replica, ...]:
     )
 
 
-def _replicas(row: Workload) -> Iterable[core.Replica]:
-    """Its replicas as `_unfinished` read them.
+def _replicas(row: Workload, open_attempts: Iterable[Attempt]) -> Iterable[core.Replica]:
+    """Its replicas as `unfinished` left them.
 
     While a workload leaves as a whole, a replica that has left does not start again. Once one has
     succeeded, no more are started than the minimum lacks (`core.replicas`).
     """
-    attempts = {attempt.replica: attempt for attempt in row.attempts.all()}
+    attempts = {attempt.replica: attempt for attempt in open_attempts}
     held = holds_of(row)
     succeeded = set(row.succeeded_replicas)
     is_leaving = row.phase in LEAVING_PHASES or (

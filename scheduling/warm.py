@@ -78,8 +78,8 @@ class Warm:
             self._planner, self._taken, self._mark = planner, taken, mark
             self._since = time.monotonic()
             if not planner.has_loans:
-                # Large and here to stay: the collector need not look through it again and again.
-                gc.collect()
+                # Large and here to stay: the collector need not look through it again and again,
+                # nor once now. Whatever is garbage in it goes when it is dropped.
                 gc.freeze()
 
     def resume(self) -> None:

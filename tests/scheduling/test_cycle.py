@@ -7,10 +7,12 @@ from datetime import timedelta
 
 import pytest
 from django.db import IntegrityError, ProgrammingError, connection, transaction
+from django.db.models import F, QuerySet
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from projects.models import WorkloadKind
+from scheduling import unfinished
 from scheduling.agent import protocol
 from scheduling.core.cycle import plan
 from scheduling.core.scenario import load_scenario, run_scenario
@@ -204,6 +206,34 @@ def test_the_snapshot_takes_a_fixed_number_of_queries(
     run_cycle()
     with django_assert_max_num_queries(17):  # type: ignore[operator]  # a context manager factory
         take_snapshot()
+
+
+def test_what_changes_while_rows_are_read_has_another_generation(
+    organisation: Organisation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = submitted(training_spec(organisation.speech), organisation.sergey)
+    read = unfinished._attempts
+
+    def changed_before() -> QuerySet[Attempt]:
+        Workload.objects.filter(pk=row.pk).update(generation=F("generation") + 1)
+        return read()
+
+    monkeypatch.setattr(unfinished, "_attempts", changed_before)
+    taken = take_snapshot()
+    with pytest.raises(StalePlanError):
+        apply_plan(taken, plan(taken.snapshot, taken.policy, time.time()))
+
+
+def test_what_a_row_says_already_is_not_written_again(organisation: Organisation) -> None:
+    spec = training_spec(organisation.speech, num_devices=8, gpu_milli=1000)
+    row = submitted(spec, organisation.sergey)
+    run_cycle()
+    row.refresh_from_db()
+    assert row.reason["per_node_type"]
+    said_at = row.reason_at
+    run_cycle()
+    row.refresh_from_db()
+    assert row.reason_at == said_at
 
 
 def test_a_cycle_that_changed_something_is_kept_and_can_be_replayed(
