@@ -154,7 +154,8 @@ class Driver:
         return "" if path is None else path.read_text()
 
     def shim_pid(self, wanted: AttemptSpec) -> int:
-        """The shim of a running attempt."""
+        """An attempt's shim; its log may be there before the agent knows that it has begun."""
+        self.until(lambda: self.runner.attempts[wanted.attempt_id].is_begun)
         return int(self.runner.attempts[wanted.attempt_id].state["shim_pid"])
 
     def restarted(self) -> Driver:

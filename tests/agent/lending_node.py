@@ -23,8 +23,10 @@ from scheduling.agent import isolation
 from scheduling.agent.folders import Folders
 from scheduling.agent.launch import Site
 from scheduling.agent.protocol import (
+    AttemptPhase,
     AttemptReport,
     AttemptSpec,
+    ExitCause,
     Goal,
     GrantedDevice,
     Loan,
@@ -303,6 +305,24 @@ class World:
         except OSError:
             return 0
 
+    def until_further(self, training: AttemptSpec) -> None:
+        """Wait until a training gets on, whatever the agent does meanwhile."""
+        before, deadline = self.count(training), time.monotonic() + 60
+        while self.count(training) <= before + 3:
+            seen = self.orchestrator.seen(training)
+            assert time.monotonic() < deadline, (seen, self.log(training))
+            time.sleep(0.02)
+
+    def take_back(self, training: AttemptSpec) -> ExitCause | None:
+        """End a training as the orchestrator does whose loan came to nothing."""
+        self.orchestrator.want(replace(training, goal=Goal.EVICT))
+        self.until(
+            lambda: (seen := self.orchestrator.seen(training)) and seen.phase == AttemptPhase.EXITED
+        )
+        seen = self.orchestrator.seen(training)
+        assert seen is not None
+        return seen.exit_cause
+
     def lend(self, session: Session, training: AttemptSpec, idle_s: float = 0.0) -> Loan:
         loan = Loan(
             str(uuid.uuid4()), session.spec.attempt_id, training.attempt_id,
@@ -319,8 +339,7 @@ class World:
         training = self.training(session, **changes)  # type: ignore[arg-type]
         loan = self.lend(session, training)
         self.until_loan(loan, LoanState.LENT)
-        before = self.count(training)
-        wait(lambda: self.count(training) > before + 3)
+        self.until_further(training)
         self.until(lambda: session.swap == SwapState.SWAPPED_OUT)
         return loan, training
 
@@ -356,10 +375,3 @@ class World:
         if self.site.isolation.cgroups is not None:
             self.site.isolation.cgroups.leave()
         shutil.rmtree(self.folders.var.parent, ignore_errors=True)
-
-
-def wait(is_true: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 60
-    while not is_true():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)

@@ -20,11 +20,11 @@ from scheduling.agent.protocol import (
     LoanState,
     SwapState,
 )
+from scheduling.agent.swap.record import SWAP, SwapRecord, read
 from tests.agent.lending_node import (
     GIB,
     Session,
     World,
-    wait,
 )
 
 
@@ -83,7 +83,7 @@ def test_a_cell_brings_the_gpu_back_and_the_borrower_goes_on_later(
     world.until(lambda: world.is_idle(session))
     again = world.lend(session, training)
     world.until_loan(again, LoanState.LENT)
-    wait(lambda: world.count(training) > reached + 3)
+    world.until_further(training)
     assert world.orchestrator.seen(training).pid == pid  # type: ignore[union-attr]
     (world.folders.home("speech", "bob") / "end").touch()
     world.until(lambda: world.orchestrator.seen(training).phase == AttemptPhase.EXITED)  # type: ignore[union-attr]
@@ -175,17 +175,18 @@ def test_a_session_that_is_stopped_leaves_the_device_to_whom_it_is_promised(
     loan, training = world.lent(session)
     world.orchestrator.want(replace(session.spec, goal=Goal.STOP))
     assert world.until_loan(loan, LoanState.ENDED).ended_by == "lender_ended"
-    before = world.count(training)
-    wait(lambda: world.count(training) > before + 3)
+    world.until_further(training)
+    swapped = read(world.folders.attempt(training.attempt_id) / SWAP, SwapRecord)
+    assert swapped is not None
+    assert swapped.out_s is None, "nobody has come for its device yet"
     # The borrower goes on until somebody comes to whom the device is given.
     other = world.training(session)
     world.orchestrator.want(other)
     world.ask("/wake", "POST")
-    wait(lambda: world.count(other) > 3)
+    world.until_further(other)
     assert world.state_of(training) == SwapState.SWAPPED_OUT
     world.orchestrator.want(replace(other, goal=Goal.STOP))
-    before = world.count(training)
-    wait(lambda: world.count(training) > before + 3)
+    world.until_further(training)
     world.orchestrator.want(replace(training, goal=Goal.STOP))
     world.until(lambda: world.orchestrator.seen(training).phase == AttemptPhase.EXITED)  # type: ignore[union-attr]
 
@@ -205,6 +206,7 @@ def test_a_busy_session_lends_nothing_and_its_borrower_never_starts(
     assert world.count(training) == 0
     seen = world.orchestrator.seen(training)
     assert seen is None or seen.phase == AttemptPhase.STARTING
+    world.take_back(training)
     world.free.append(session)
 
 
@@ -220,10 +222,7 @@ def test_a_wake_while_the_memory_leaves_lets_nobody_begin(world: World, session:
     assert session.run("print(x, alloc(4096))") == "41 0\n"
     seen = world.orchestrator.seen(training)
     assert seen is None or seen.phase == AttemptPhase.STARTING
-    # The orchestrator takes it back: it ends without having begun.
-    world.orchestrator.want(replace(training, goal=Goal.EVICT))
-    world.until(lambda: world.orchestrator.seen(training).phase == AttemptPhase.EXITED)  # type: ignore[union-attr]
-    assert world.orchestrator.seen(training).exit_cause == ExitCause.EVICTED  # type: ignore[union-attr]
+    assert world.take_back(training) == ExitCause.EVICTED
     assert world.count(training) == 0
     world.free.append(session)
 
@@ -245,8 +244,7 @@ def test_killed_with_a_device_lent_the_next_agent_knows_and_wakes(
 ) -> None:
     loan, training = world.lent(session)
     world.kill_agent()
-    before = world.count(training)
-    wait(lambda: world.count(training) > before + 3)
+    world.until_further(training)
     world.next_agent()
     assert world.until_loan(loan, LoanState.LENT)
     session.connect()

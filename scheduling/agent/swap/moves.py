@@ -253,7 +253,7 @@ class Moves:
 
     def _in_the_way(self, attempt_id: str, spec: AttemptSpec | None = None) -> list[str]:
         """Borrowers on an attempt's devices, if it does not fit beside them."""
-        attempt = self._ground.attempts.get(attempt_id)
+        attempt = self._present(attempt_id)
         spec = spec or (attempt.spec if attempt else None)
         if spec is None or self._is_borrower(attempt_id) or self._fits(spec):
             return []
