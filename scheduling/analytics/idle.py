@@ -1,8 +1,9 @@
 """Who holds a GPU now and does nothing with it: the list behind *Idle now*.
 
-Idle by each project's rule: for its whole window GPU, CPU and network below its thresholds, read
-from the newest minutes, and a session's kernels and terminals quiet, as its agent says. A missing
-signal is not idle; the network may be missing where the project allows that.
+Idle by the rule that holds for each workload (`scheduling.rules`): for its whole window GPU, CPU
+and network below its thresholds, read from the newest minutes, and a session's kernels and
+terminals quiet, as its agent says. A missing signal is not idle; the network may be missing where
+the rule allows that.
 """
 
 from __future__ import annotations
@@ -59,14 +60,16 @@ class Holding:
 _IDLE = """
 WITH asked AS (
     SELECT held.id AS allocation, held.started_at, subject.id AS subject, workload.cpu_milli,
-        project.idle_gpu_percent, project.idle_cpu_percent, project.idle_window_s,
-        1024 * project.idle_network_kib_s AS idle_network_bytes_s,
-        project.idle_may_lack_network AS may_lack,
-        CASE WHEN project.idle_may_lack_network THEN 0.0 END AS lacking,
+        rule.idle_gpu_percent, rule.idle_cpu_percent, rule.idle_window_s,
+        1024 * rule.idle_network_kib_s AS idle_network_bytes_s,
+        rule.idle_may_lack_network AS may_lack,
+        CASE WHEN rule.idle_may_lack_network THEN 0.0 END AS lacking,
         CASE WHEN workload.kind = 'interactive' THEN attempt.idle_signals END AS signals
     FROM scheduling_allocation held
     JOIN scheduling_workload workload ON workload.id = held.workload_id
     JOIN projects_project project ON project.id = held.project_id
+    -- The project's rule, but for what the workload keeps of an earlier one.
+    CROSS JOIN LATERAL jsonb_populate_record(project, workload.kept_rule) rule
     JOIN scheduling_attempt attempt ON attempt.id = held.attempt_id
     JOIN telemetry_subject subject
         ON subject.kind = 'workload' AND subject.name = workload.id::text

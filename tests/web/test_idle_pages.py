@@ -19,6 +19,7 @@ from projects import tokens
 from projects.models import NodeType, Project, Role, User
 from scheduling.models import Attempt, Event, Node, Workload
 from scheduling.services import notices
+from scheduling.services.rules import AppliesTo, change_rule
 from telemetry import partitions
 from telemetry.models import Subject
 from tests.factories import make_member, make_node_type, make_project
@@ -125,6 +126,25 @@ def test_each_projects_rule_says_who_is_idle(
     idle, _unmeasured = halves(opened(world.admin))
     assert ("sleeper" in idle) is is_listed
     assert "worker" not in idle
+
+
+@pytest.mark.parametrize(
+    ("applies_to", "change", "is_listed"),
+    [
+        (AppliesTo.NEW, {"idle_gpu_percent": 0.3}, True),
+        (AppliesTo.RUNNING, {"idle_gpu_percent": 0.3}, False),
+        (AppliesTo.NEW, {"idle_cpu_percent": 0.1, "idle_network_kib_s": 0.0}, True),
+        (AppliesTo.RUNNING, {"idle_network_kib_s": 0.0}, False),
+        (AppliesTo.NEW, {"idle_window_s": 7200}, False),
+    ],
+    ids=str,
+)
+def test_who_runs_already_is_judged_by_the_thresholds_that_it_keeps(
+    world: World, applies_to: AppliesTo, change: dict[str, Any], is_listed: bool
+) -> None:
+    vision = world.idle.project
+    change_rule(vision, change, applies_to=applies_to, actor=world.admin, channel="ui")
+    assert ("sleeper" in halves(opened(world.admin))[0]) is is_listed
 
 
 def test_without_network_figures_the_projects_rule_decides(world: World) -> None:
