@@ -101,6 +101,12 @@ def verify(secret: str) -> Token | None:
     return token
 
 
+def issued_to(user: User, secret: str) -> Issued | None:
+    """The person's own token behind a secret, which does not count as a use of it."""
+    token = Token.objects.filter(user=user, secret_hash=_hash(secret)).first()
+    return None if token is None else Issued(token, secret)
+
+
 def _note_use(token: Token) -> None:
     now = timezone.now()
     stale = Q(last_used_at__isnull=True) | Q(last_used_at__lt=now - LAST_USED_STEP)

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from django.conf import settings
 from django.contrib import messages
 from django.contrib.auth.decorators import login_required
 from django.core.exceptions import ValidationError
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
+from django.urls import reverse
 from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.views.decorators.http import require_http_methods, require_POST
 
 from projects import tokens as token_rules
 from projects.models import Token, User
+
+NEW_TOKEN_COOKIE = "allot_new_token"
+"""Carries a new token over the redirect to the page that shows it once: the browser's own, since
+the server keeps no token."""
+NEW_TOKEN_S = 60
 
 
 class OwnRequest(HttpRequest):
@@ -24,16 +31,30 @@ class OwnRequest(HttpRequest):
 @login_required
 @require_http_methods(["GET", "HEAD", "POST"])
 def tokens(request: OwnRequest) -> HttpResponse:
-    """List the person's tokens; a new one is shown in the answer to its making, and never again."""
-    if request.method != "POST":
-        return _show(request)
-    try:
-        issued = token_rules.issue(
-            request.user, name=request.POST.get("name", ""), days=_days(request)
+    """List the person's tokens. A new one is shown by the page that follows its making, and never
+    again; loading that page anew makes none."""
+    address = reverse("projects:tokens")
+    if request.method == "POST":
+        try:
+            name, days = request.POST.get("name", ""), _days(request)
+            issued = token_rules.issue(request.user, name=name, days=days)
+        except ValidationError as error:
+            return _show(request, errors=error.message_dict, status=422)
+        made = redirect(address)
+        made.set_cookie(
+            NEW_TOKEN_COOKIE,
+            issued.secret,
+            max_age=NEW_TOKEN_S,
+            path=address,
+            secure=settings.SESSION_COOKIE_SECURE,
+            httponly=True,
+            samesite="Strict",
         )
-    except ValidationError as error:
-        return _show(request, errors=error.message_dict, status=422)
-    return _show(request, issued=issued)
+        return made
+    response = _show(request)
+    if NEW_TOKEN_COOKIE in request.COOKIES:
+        response.delete_cookie(NEW_TOKEN_COOKIE, path=address, samesite="Strict")
+    return response
 
 
 def _days(request: HttpRequest) -> int:
@@ -69,17 +90,16 @@ def revoke_token(request: OwnRequest, token_id: int) -> HttpResponse:
 def _show(
     request: OwnRequest,
     *,
-    issued: token_rules.Issued | None = None,
     errors: dict[str, list[str]] | None = None,
     status: int = 200,
 ) -> HttpResponse:
     context = {
         "tokens": Token.objects.filter(user=request.user),
         "now": timezone.now(),
-        "issued": issued,
+        "issued": token_rules.issued_to(request.user, request.COOKIES.get(NEW_TOKEN_COOKIE, "")),
         "errors": errors or {},
-        "name": "" if issued else request.POST.get("name", ""),
-        "days": "" if issued else request.POST.get("days", ""),
+        "name": request.POST.get("name", ""),
+        "days": request.POST.get("days", ""),
         "default_days": token_rules.DEFAULT_DAYS,
         "max_days": token_rules.MAX_DAYS,
     }

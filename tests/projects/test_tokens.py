@@ -5,10 +5,12 @@ from __future__ import annotations
 from datetime import timedelta
 
 import pytest
+from django.contrib.sessions.models import Session
 from django.core.exceptions import ValidationError
 from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
+from pytest_django.asserts import assertRedirects
 
 from projects import tokens
 from projects.models import AuditEntry, Token, User
@@ -95,10 +97,14 @@ def test_the_page_shows_a_new_token_once(client: Client, vera: User) -> None:
     client.force_login(vera)
     address = reverse("projects:tokens")
 
-    answer = client.post(address, {"name": "notebook", "days": "30"})
+    made = client.post(address, {"name": "notebook", "days": "30"})
+    # Whoever loads the page anew makes no second one.
+    assertRedirects(made, address, fetch_redirect_response=False)
+    answer = client.get(address)
     secret = answer.context["issued"].secret
     assert secret in answer.content.decode()
     assert answer["Cache-Control"] == "no-store"
+    assert Token.objects.get().last_used_at is None
     assert tokens.verify(secret) is not None
 
     later = client.get(address).content.decode()
@@ -108,6 +114,21 @@ def test_the_page_shows_a_new_token_once(client: Client, vera: User) -> None:
     token = Token.objects.get()
     assert client.post(reverse("projects:revoke-token", args=[token.pk])).status_code == 302
     assert tokens.verify(secret) is None
+
+
+def test_a_new_token_is_carried_to_its_page_alone(client: Client, vera: User) -> None:
+    client.force_login(vera)
+    address = reverse("projects:tokens")
+    made = client.post(address, {"name": "notebook", "days": "30"})
+    (cookie,) = made.cookies.values()
+    assert (cookie["path"], cookie["httponly"], cookie["samesite"]) == (address, True, "Strict")
+    assert cookie["max-age"] <= 60
+    assert cookie.value not in str(list(Session.objects.values()))
+
+    # One that is not the reader's is not shown as theirs.
+    client.force_login(User.objects.create_user("lena"))
+    client.cookies[cookie.key] = cookie.value
+    assert cookie.value not in client.get(address).content.decode()
 
 
 @pytest.mark.parametrize("days", ["abc", "", "1e3", "400"])
