@@ -88,8 +88,8 @@ class Scene:
         quiet = IdleReport(since, since, since, since, since)
         self._report_session(quiet, SwapState.SWAPPED_OUT)
 
-    def run_training(self, state: SwapState = SwapState.RUNNING) -> None:
-        self.agent.run(self.training, swap=SwapReport(state=state))
+    def run_training(self, state: SwapState = SwapState.RUNNING, bytes_on_host: int = 0) -> None:
+        self.agent.run(self.training, swap=SwapReport(state=state, bytes_on_host=bytes_on_host))
 
     def lend(self) -> Loan:
         """Idle, seen by the watch, and decided."""

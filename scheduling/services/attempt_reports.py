@@ -32,6 +32,7 @@ from scheduling.services.idleness import (
     copy_swap_facts,
     note_spell,
     swap_facts,
+    tell_moved,
     tell_withdrawn,
 )
 from scheduling.services.replicas import is_whole, num_alive
@@ -132,10 +133,11 @@ def _record_attempt(attempt: Attempt, report: protocol.AttemptReport) -> None:
     attempt = Attempt.objects.select_for_update(no_key=True, of=("self",)).get(pk=attempt.pk)
     if attempt.phase == AttemptPhase.ENDED:
         return
-    before, idle_since = _visible(attempt), attempt.idle_since
+    before, idle_since, swap_state = _visible(attempt), attempt.idle_since, attempt.swap_state
     _record_checkpoints(attempt, report.checkpoints)
     was_around, was_asked = bool(attempt.around_share), attempt.lend_asked_at is not None
     _copy_facts(attempt, report)
+    tell_moved(workload, attempt, swap_state, timezone.now())
     if was_asked and attempt.lend_asked_at is None:
         tell_withdrawn(workload, attempt, timezone.now())
     if attempt.around_share and not was_around:

@@ -30,6 +30,7 @@ MIN_SPELL_S = 60.0
 """Shorter pauses say nothing of how long somebody stays away."""
 BYTES_STEP = 64 * 1024 * 1024
 """Device memory is recorded in steps: it changes all the time."""
+_OFF_DEVICES = (SwapState.SWAPPED_OUT, SwapState.WAITING, SwapState.SWAPPING_IN)
 
 
 def copy_swap_facts(attempt: Attempt, report: protocol.AttemptReport, now: datetime) -> None:
@@ -95,6 +96,21 @@ def tell_withdrawn(workload: Workload, attempt: Attempt, now: datetime) -> None:
     """Say on the session's page that what was asked for will not come, and why: it is used."""
     details = {"signals": unquiet(attempt.idle_signals)}
     record_event(workload, "lend_withdrawn", at=now, attempt=attempt, details=details)
+
+
+def tell_moved(workload: Workload, attempt: Attempt, before: str, now: datetime) -> None:
+    """Say in a training's history that it has left its devices, or is back on them.
+
+    Of a session its loans say it.
+    """
+    if workload.is_session:
+        return
+    details = {"replica": attempt.replica} if workload.max_replicas > 1 else {}
+    if attempt.swap_state in _OFF_DEVICES and before not in _OFF_DEVICES:
+        details["bytes"] = attempt.bytes_on_host
+        record_event(workload, "parked", at=now, attempt=attempt, details=details)
+    elif attempt.swap_state == SwapState.RUNNING and before in _OFF_DEVICES:
+        record_event(workload, "unparked", at=now, attempt=attempt, details=details)
 
 
 def note_spell(

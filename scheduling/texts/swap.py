@@ -108,6 +108,29 @@ def swapped_out(d: Details) -> str:
     return _("Swapped out (%(size)s); its GPU is lent to %(other)s.") % values
 
 
+def parked(d: Details) -> str:
+    values = {"size": formats.size(int(d.get("bytes") or 0)), "replica": d.get("replica")}
+    if values["replica"] is None:
+        text = _(
+            "Left the GPU: its GPU memory (%(size)s) is on the host. Its program goes on until it "
+            "needs the GPU."
+        )
+    else:
+        text = _(
+            "Replica %(replica)s left its GPU: its GPU memory (%(size)s) is on the host. Its "
+            "program goes on until it needs the GPU."
+        )
+    return text % values
+
+
+def unparked(d: Details) -> str:
+    if d.get("replica") is None:
+        return _("Back on a GPU, with what it had in GPU memory.")
+    return _("Replica %(replica)s is back on a GPU, with what it had in GPU memory.") % {
+        "replica": d["replica"]
+    }
+
+
 def swapped_in(d: Details) -> str:
     wake_s = d.get("wake_s")
     values = {"cause": ended_by(str(d.get("ended_by", "")))}
@@ -153,6 +176,8 @@ EVENTS: dict[str, Sentence] = {
     "settled": lambda d: _("The GPU that was lent to it is its own now."),
     "swapped_out": swapped_out,
     "swapped_in": swapped_in,
+    "parked": parked,
+    "unparked": unparked,
     "loan_refused": refused,
     "loan_recalled": lambda d: _("Asked to save and to give back what it has on loan."),
     "lend_asked": lambda d: _("Its GPU may be lent at once."),

@@ -159,6 +159,30 @@ def test_a_borrower_that_cannot_wait_in_memory_saves_and_stops(
     assert report.checkpoints
 
 
+def test_a_borrower_in_memory_goes_on_without_its_gpu_and_saves_when_it_is_stopped(
+    world: World, session: Session
+) -> None:
+    """It is not frozen: the driver's own thread, which brings its memory back, runs in it."""
+    loan, training = world.lent(session, num_calls=5)
+    assert session.run("print(x, alloc(4096))") == "41 0\n"
+    world.until_loan(loan, LoanState.ENDED)
+    world.until(lambda: world.state_of(training) == SwapState.SWAPPED_OUT)
+    world.until_further(training)
+    reached = world.count(training)
+    # Nor by an agent that finds it so.
+    world.kill_agent()
+    world.next_agent()
+    world.until(lambda: world.state_of(training) == SwapState.SWAPPED_OUT)
+    world.until_further(training)
+    assert world.take_back(training) == ExitCause.EVICTED
+    report = world.orchestrator.seen(training)
+    assert report is not None
+    (saved,) = report.checkpoints
+    assert saved.step is not None
+    assert saved.step >= reached
+    assert report.swap is None
+
+
 def test_killed_the_borrower_returns_the_device(world: World, session: Session) -> None:
     loan, training = world.lent(session)
     report = world.orchestrator.seen(training)

@@ -69,6 +69,31 @@ def test_a_wake_parks_the_borrower_and_the_next_idle_time_takes_it_on(scene: Sce
     assert codes[-2:] == ["swapped_out", "swapped_in"]
 
 
+def test_a_borrowers_history_tells_that_it_left_the_gpu_and_came_back(scene: Scene) -> None:
+    loan = scene.lend()
+    scene.run_training()
+    scene.say(loan, LoanState.LENT, lent_at=time.time())
+    for state in (
+        SwapState.LOCKING,
+        SwapState.SWAPPING_OUT,
+        SwapState.SWAPPED_OUT,
+        SwapState.WAITING,
+        SwapState.SWAPPING_IN,
+        SwapState.RUNNING,
+    ):
+        scene.run_training(state, bytes_on_host=3 * GIB)
+        scene.swap_out_session()
+    left, back = scene.training.events.filter(code__in=["parked", "unparked"]).order_by("pk")
+    assert event_sentence(left) == (
+        "Left the GPU: its GPU memory (3\u00a0GiB) is on the host. Its program goes on until it "
+        "needs the GPU."
+    )
+    assert event_sentence(back) == "Back on a GPU, with what it had in GPU memory."
+    assert left.attempt == back.attempt
+    # Of a session its loans tell it.
+    assert not scene.session.events.filter(code__in=["parked", "unparked"]).exists()
+
+
 def test_when_the_lender_ends_the_device_becomes_the_borrowers(scene: Scene) -> None:
     loan = scene.lend()
     scene.run_training()

@@ -194,7 +194,7 @@ def test_a_parked_borrower_is_shown_as_waiting(scene: Scene) -> None:
     scene.refresh()
     lena, path = scene.organisation.lena, f"/workloads/{scene.training.pk}"
     page = page_of(lena, path)
-    assert "waits in memory for a GPU" in page
+    assert "its program goes on until it needs the GPU" in page
     assert "1 of 1 in language" in page
     assert f'data-reason="{scene.training.reason["code"]}"' in page
     why = page_of(lena, f"{path}/why")
