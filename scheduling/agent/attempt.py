@@ -326,7 +326,7 @@ class Attempt:
             return
         who = launch.person(self.spec)
         owner = Owner(who.uid, who.gid) if self.site.isolation.has_identities else None
-        target = self.folder / "work" / self.spec.checkpoint.subfolder
+        target = self.folder / folders.WORK / self.spec.checkpoint.subfolder
         log = self.folder / folders.LOG
         found = self.store.restore(
             self.spec.workload_id, target, owner, lambda line: folders.append_line(log, line)
@@ -400,7 +400,7 @@ class Attempt:
             record: Of its exit, once it has ended: then this is the last look.
         """
         with folders.opened(self.folder) as attempt_fd:
-            fd = folders.open_below(attempt_fd, f"work/{self.spec.checkpoint.subfolder}")
+            fd = folders.open_below(attempt_fd, f"{folders.WORK}/{self.spec.checkpoint.subfolder}")
         try:
             fresh = [entry for entry in whole_entries(fd, record) if entry not in self._known]
             for entry in fresh:
@@ -511,6 +511,6 @@ class Attempt:
 
 def strip(ended: Path) -> None:
     """Remove the workload's own files from a settled attempt's folder."""
-    for name in ("work", "control", "own", "tmp"):
+    for name in (folders.WORK, "control", "own", "tmp"):
         shutil.rmtree(ended / name, ignore_errors=True)
     (ended / REGION).unlink(missing_ok=True)

@@ -28,6 +28,9 @@ SPEC, LAUNCH, STATE, REQUEST, EXIT = (
     "request.json",
     "exit.json",
 )
+# In an attempt's folder: what is the workload's own; in that, where its client reports, and the
+# file by which the client says that it is there.
+WORK, PROGRESS, CLIENT_MARK = "work", ".progress", "client"
 LOCK, LEASE, LOG, SHIM_LOG = "lock", "lease", "log", "shim.log"
 
 

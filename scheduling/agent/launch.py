@@ -21,13 +21,12 @@ from typing import Any
 
 from scheduling.agent import crew, jupyter
 from scheduling.agent import folders as on_disk
-from scheduling.agent.folders import Folders, opened, safe_name
+from scheduling.agent.folders import PROGRESS, WORK, Folders, opened, safe_name
 from scheduling.agent.fraction.install import Fractions, Installed
 from scheduling.agent.fraction.limits import LimitsError
 from scheduling.agent.isolation import Isolation
 from scheduling.agent.namespaces import HIDDEN, INSIDE, Bind, View
 from scheduling.agent.protocol import AttemptSpec, CheckRequest
-from scheduling.agent.stopping import PROGRESS
 
 UID_BASE, GID_BASE = 200_000, 300_000
 LOG_LIMIT_BYTES = 64 * 2**20
@@ -141,7 +140,7 @@ def places(site: Site, who: Person, attempt_id: str) -> Places:
     attempt = site.folders.attempt(attempt_id)
     return Places(
         home=site.folders.home(who.project, who.owner),
-        work=attempt / "work",
+        work=attempt / WORK,
         control=attempt / "control",
         session=site.folders.session(attempt_id),
         tools=site.tools,
@@ -193,12 +192,12 @@ def _give(site: Site, who: Person, folder: Path) -> None:
 def make_folders(site: Site, spec: AttemptSpec, who: Person) -> Path:
     """Make everything that the attempt's folder holds before the workload starts; its path."""
     attempt = site.folders.attempt(spec.attempt_id)
-    for name, mode in (("work", 0o755), ("control", 0o755), ("own", 0o755), ("own/bin", 0o755)):
+    for name, mode in ((WORK, 0o755), ("control", 0o755), ("own", 0o755), ("own/bin", 0o755)):
         (attempt / name).mkdir(parents=True, exist_ok=True)
         (attempt / name).chmod(mode)
     attempt.chmod(0o700 if site.isolation.has_namespaces else 0o711)
-    owned = [attempt / "work" / PROGRESS]
-    owned.append(attempt / "work" / spec.checkpoint.subfolder)
+    owned = [attempt / WORK / PROGRESS]
+    owned.append(attempt / WORK / spec.checkpoint.subfolder)
     if spec.tool == jupyter.TOOL:
         owned.append(site.folders.session(spec.attempt_id))
     for folder in owned:
@@ -427,7 +426,7 @@ def attempt_view(
         *(Bind(str(attempt / "tmp"), folder, is_read_only=False) for folder in _TEMPORARY),
         *_visible(site),
         Bind(str(home), f"/home/{who.owner}", is_read_only=False),
-        Bind(str(attempt / "work"), str(INSIDE / "attempt"), is_read_only=False),
+        Bind(str(attempt / WORK), str(INSIDE / "attempt"), is_read_only=False),
         Bind(str(attempt / "control"), str(INSIDE / "control")),
         Bind(str(attempt / "own"), own),
         Bind(str(site.tools), str(INSIDE / "lib")),

@@ -120,7 +120,7 @@ class Runner:
         for folder in self.site.folders.ended.iterdir():
             if time.time() - folder.stat().st_mtime > _KEEP_LOGS_S:
                 shutil.rmtree(folder, ignore_errors=True)
-            elif (folder / "work").exists():
+            elif (folder / folders.WORK).exists():
                 self._pool.submit(strip, folder)
 
     # ------------------------------------------------------------------ wanted

@@ -203,6 +203,7 @@ class Shim:
             # An attempt that an older agent has launched does not say it.
             is_server=self.launch["checkpoint"].get("is_server", False),
             folder_fd=self.checkpoint_fd,
+            attempt_fd=self.folder_fd,
             control_fd=self.control_fd,
             run_command=self.run_checkpoint_command,
             kill=self.kill,
@@ -355,7 +356,7 @@ def _cgroup(launch: dict[str, Any]) -> Cgroup | None:
 
 def _checkpoint_folder(folder_fd: int, launch: dict[str, Any]) -> int | None:
     subfolder = launch["checkpoint"]["subfolder"]
-    return folders.open_below(folder_fd, f"work/{subfolder}") if subfolder else None
+    return folders.open_below(folder_fd, f"{folders.WORK}/{subfolder}") if subfolder else None
 
 
 def _take_lock(folder_fd: int) -> bool:

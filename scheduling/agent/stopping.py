@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from scheduling.agent import folders, processes
 from scheduling.agent.saved import Entry, entries
@@ -19,8 +20,6 @@ from scheduling.agent.saved import Entry, entries
 _TERM_SHARE, _TERM_MAX_S = 1 / 3, 10.0
 # In the folder that the client reads: when Allot last asked for a checkpoint.
 CONTROL = "control.json"
-# In the attempt's own folder: where the client reports, and the file that says there is one.
-PROGRESS, CLIENT_MARK = ".progress", "client"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +35,7 @@ class Workload:
         is_server: The main program is a server of ours whose children are asked to save, such as
             kernels: JupyterLab's catches the signal itself, and merely prints its state then.
         arrived: What came into the checkpoint folder by rename (`renames`).
+        attempt_fd: The attempt's folder.
         control_fd: Folder in which the client reads requests.
         run_command: Starts the command of mode `command`.
         kill: Kills all of it.
@@ -46,6 +46,7 @@ class Workload:
     checkpoint_mode: str
     signum: int
     folder_fd: int | None
+    attempt_fd: int
     control_fd: int
     run_command: Callable[[], None]
     kill: Callable[[], None]
@@ -69,8 +70,9 @@ class Workload:
 
     def has_client(self) -> bool:
         """Whether the program uses the client, which hears of requests by itself."""
+        mark = Path(folders.WORK, folders.PROGRESS, folders.CLIENT_MARK)
         try:
-            os.stat(f"../work/{PROGRESS}/{CLIENT_MARK}", dir_fd=self.control_fd)
+            os.stat(mark, dir_fd=self.attempt_fd, follow_symlinks=False)
         except OSError:
             return False
         return True
