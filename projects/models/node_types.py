@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from django.core.exceptions import ValidationError
 from django.core.validators import MinValueValidator
 from django.db import models
 from django.db.models import Q
@@ -83,6 +84,19 @@ class NodeType(models.Model):
 
     def __str__(self) -> str:
         return self.title
+
+    def clean(self) -> None:
+        """Refuse a GPU without memory, of which nobody could have a part.
+
+        Raises:
+            ValidationError: keyed by `gpu_memory_mib`, naming value and limit.
+        """
+        if self.has_gpu and self.gpu_memory_mib == 0:
+            message = _("“%(name)s” with %(value)s MiB of memory: a GPU has at least %(limit)s.")
+            params = {"name": self.gpu_model, "value": self.gpu_memory_mib, "limit": 1}
+            raise ValidationError(
+                {"gpu_memory_mib": ValidationError(message, "no_gpu_memory", params)}
+            )
 
     @property
     def has_gpu(self) -> bool:

@@ -58,3 +58,15 @@ def test_a_cpu_limit_below_its_quota_is_refused_with_both_values() -> None:
     assert refused.value.message_dict == {
         "cpu_limit_milli": ["The limit 10 is below the quota 500."]
     }
+
+
+def test_a_gpu_without_memory_is_refused_at_its_field() -> None:
+    node_type = make_node_type("t4", gpus=8)
+    node_type.full_clean()
+    node_type.gpu_memory_mib = 0
+    with pytest.raises(ValidationError) as refused:
+        node_type.full_clean()
+    assert refused.value.message_dict == {
+        "gpu_memory_mib": ["“Tesla T4” with 0 MiB of memory: a GPU has at least 1."]
+    }
+    make_node_type("cpu", gpus=0).full_clean()
