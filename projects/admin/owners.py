@@ -1,8 +1,4 @@
-"""Django's admin for the organisation; it serves until these things have pages of their own.
-
-Quotas go through `projects.quotas`, so that no admin can promise more than there is, and what
-changes is audited. Amounts are the integers of the database: thousandths of a GPU.
-"""
+"""Projects and departments: quotas go through their service, places in the tree are checked."""
 
 from __future__ import annotations
 
@@ -12,7 +8,6 @@ from typing import Any, ClassVar
 
 from django import forms
 from django.contrib import admin, messages
-from django.contrib.auth.admin import UserAdmin
 from django.core.exceptions import ValidationError
 from django.db import models
 from django.db.models import QuerySet
@@ -22,12 +17,11 @@ from django.http import HttpRequest
 from django.utils.text import capfirst
 from django.utils.translation import gettext_lazy as _
 
-from projects import audit, tokens
+from projects.admin.audited import QUOTAS, AuditedAdmin, actor_of
 from projects.departments import DepartmentTree
 from projects.idle_rules import RULE
 from projects.models import (
     AllowedNodeType,
-    AuditEntry,
     Department,
     DepartmentMembership,
     DepartmentQuota,
@@ -35,8 +29,6 @@ from projects.models import (
     Membership,
     NodeType,
     Project,
-    Token,
-    User,
 )
 from projects.quotas import (
     check_gpu_quota,
@@ -45,99 +37,6 @@ from projects.quotas import (
     set_gpu_quota,
     wake_planner,
 )
-
-QUOTAS = (GpuQuota, DepartmentQuota)
-
-
-class AuditedAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # one class for several models
-    """Records every change in the audit trail, beside Django's own log."""
-
-    def save_model(
-        self, request: HttpRequest, obj: models.Model, form: forms.ModelForm[Any], change: bool
-    ) -> None:
-        """Save, and say who changed which fields to what."""
-        super().save_model(request, obj, form, change)
-        before = {name: _initial(form, name) for name in form.changed_data} if change else None
-        after = {name: form.cleaned_data.get(name) for name in form.changed_data}
-        self._record(request, obj, "changed" if change else "created", (before, after))
-
-    def delete_model(self, request: HttpRequest, obj: models.Model) -> None:
-        """Delete, and say who did."""
-        self._record(request, obj, "deleted", (None, None))
-        super().delete_model(request, obj)
-
-    def delete_queryset(
-        self,
-        request: HttpRequest,
-        queryset: QuerySet[Any],  # rows of the admin's model
-    ) -> None:
-        """Delete one by one, so that each is recorded."""
-        for obj in queryset:
-            self.delete_model(request, obj)
-
-    def _record_rows(
-        self,
-        request: HttpRequest,
-        owner: Project | Department,
-        formset: BaseModelFormSet[Any, Any],  # of any inline
-    ) -> None:
-        """What was added, changed and taken away beside the owner's own fields."""
-        kind = str(formset.model._meta.model_name) if formset.model else ""
-        is_quota = formset.model in QUOTAS
-        rows = {
-            "added": [] if is_quota else formset.new_objects,
-            "changed": [] if is_quota else [row for row, _fields in formset.changed_objects],
-            "removed": formset.deleted_objects,
-        }
-        after = {what: [str(row) for row in found] for what, found in rows.items() if found}
-        owner_kind = str(owner._meta.model_name)
-        if after:
-            audit.record(
-                _actor(request),
-                action=f"{owner_kind}.{kind}s",
-                entity=(owner_kind, owner.name),
-                after=after,
-                channel="admin",
-            )
-
-    def _record(
-        self,
-        request: HttpRequest,
-        obj: models.Model,
-        what: str,
-        values: tuple[dict[str, object] | None, dict[str, object] | None],
-    ) -> None:
-        kind = str(obj._meta.model_name)
-        before, after = (_as_text(value) for value in values)
-        audit.record(
-            _actor(request),
-            action=f"{kind}.{what}",
-            entity=(kind, str(obj.pk)),
-            before=before,
-            after=after,
-            channel="admin",
-        )
-
-
-def _initial(form: forms.ModelForm[Any], name: str) -> object:
-    """What a field held; of a row that it named the row, as afterwards, and not its number."""
-    value, field = form.initial.get(name), form.fields.get(name)
-    if value is None or isinstance(field, forms.ModelMultipleChoiceField):
-        return value
-    if isinstance(field, forms.ModelChoiceField) and field.queryset is not None:
-        return field.queryset.filter(pk=value).first() or value
-    return value
-
-
-def _as_text(values: dict[str, object] | None) -> dict[str, str] | None:
-    """Field values as the audit keeps them; a password never, not even its hash."""
-    if values is None:
-        return None
-    return {name: "…" if "password" in name else str(value) for name, value in values.items()}
-
-
-def _actor(request: HttpRequest) -> User | None:
-    return request.user if isinstance(request.user, User) else None
 
 
 class DepartmentIterator(ModelChoiceIterator):  # type: ignore[type-arg]  # generic at check time
@@ -331,7 +230,7 @@ class OwnerAdmin(AuditedAdmin):
         self._record_rows(request, form.instance, formset)
 
     def _save_quota(self, request: HttpRequest, quota: GpuQuota | DepartmentQuota) -> None:
-        actor = _actor(request)
+        actor = actor_of(request)
         try:
             if isinstance(quota, GpuQuota):
                 set_gpu_quota(
@@ -399,72 +298,3 @@ def _path_column(attribute: str) -> Callable[[models.Model], str]:
         return tree.title(getattr(row, attribute)) or "—"
 
     return path
-
-
-@admin.register(NodeType)
-class NodeTypeAdmin(AuditedAdmin):
-    list_display = (
-        "name",
-        "title",
-        "gpu_model",
-        "capacity_gpu_milli",
-        "gpu_price_per_hour",
-        "rank",
-    )
-    readonly_fields = ("capacity_gpu_milli",)
-
-
-@admin.register(User)
-class PersonAdmin(UserAdmin, AuditedAdmin):  # type: ignore[type-arg]  # generic at check time only
-    list_display = ("username", "first_name", "last_name", "email", "is_active", "is_superuser")
-    fieldsets = (*(UserAdmin.fieldsets or ()), (_("Display"), {"fields": ("time_zone",)}))
-
-
-class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # one class for several models
-    """Shows rows that only Allot itself writes."""
-
-    def has_add_permission(self, request: HttpRequest) -> bool:
-        """Nobody adds."""
-        return False
-
-    def has_change_permission(self, request: HttpRequest, obj: models.Model | None = None) -> bool:
-        """Nobody changes."""
-        return False
-
-    def has_delete_permission(self, request: HttpRequest, obj: models.Model | None = None) -> bool:
-        """Nobody deletes."""
-        return False
-
-
-@admin.register(Token)
-class TokenAdmin(ReadOnlyAdmin):
-    list_display = (
-        "name",
-        "user",
-        "prefix",
-        "created_at",
-        "last_used_at",
-        "expires_at",
-        "revoked_at",
-    )
-    search_fields = ("name", "user__username")
-    exclude = ("secret_hash",)
-    actions = ("revoke",)
-
-    @admin.action(description=_("Revoke the chosen tokens"), permissions=["view"])
-    def revoke(self, request: HttpRequest, queryset: QuerySet[Token]) -> None:
-        """End tokens of any person."""
-        actor = _actor(request)
-        if actor is None or not actor.is_superuser:
-            messages.error(request, _("Only an admin revokes another person's token."))
-            return
-        for token in queryset:
-            tokens.revoke(token, actor=actor)
-
-
-@admin.register(AuditEntry)
-class AuditEntryAdmin(ReadOnlyAdmin):
-    list_display = ("at", "actor", "channel", "action", "entity", "entity_id")
-    list_filter = ("action", "entity", "channel")
-    search_fields = ("entity_id", "actor__username")
-    date_hierarchy = "at"

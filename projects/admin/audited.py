@@ -1,0 +1,124 @@
+"""What the administration's pages share: changes are recorded, what Allot writes is looked at."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django import forms
+from django.contrib import admin
+from django.db import models
+from django.db.models import QuerySet
+from django.forms import BaseModelFormSet
+from django.http import HttpRequest
+
+from projects import audit
+from projects.models import Department, DepartmentQuota, GpuQuota, Project, User
+
+QUOTAS = (GpuQuota, DepartmentQuota)
+
+
+class AuditedAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # one class for several models
+    """Records every change in the audit trail, beside Django's own log."""
+
+    def save_model(
+        self, request: HttpRequest, obj: models.Model, form: forms.ModelForm[Any], change: bool
+    ) -> None:
+        """Save, and say who changed which fields to what."""
+        super().save_model(request, obj, form, change)
+        before = {name: _initial(form, name) for name in form.changed_data} if change else None
+        after = {name: form.cleaned_data.get(name) for name in form.changed_data}
+        self._record(request, obj, "changed" if change else "created", (before, after))
+
+    def delete_model(self, request: HttpRequest, obj: models.Model) -> None:
+        """Delete, and say who did."""
+        self._record(request, obj, "deleted", (None, None))
+        super().delete_model(request, obj)
+
+    def delete_queryset(
+        self,
+        request: HttpRequest,
+        queryset: QuerySet[Any],  # rows of the admin's model
+    ) -> None:
+        """Delete one by one, so that each is recorded."""
+        for obj in queryset:
+            self.delete_model(request, obj)
+
+    def _record_rows(
+        self,
+        request: HttpRequest,
+        owner: Project | Department,
+        formset: BaseModelFormSet[Any, Any],  # of any inline
+    ) -> None:
+        """What was added, changed and taken away beside the owner's own fields."""
+        kind = str(formset.model._meta.model_name) if formset.model else ""
+        is_quota = formset.model in QUOTAS
+        rows = {
+            "added": [] if is_quota else formset.new_objects,
+            "changed": [] if is_quota else [row for row, _fields in formset.changed_objects],
+            "removed": formset.deleted_objects,
+        }
+        after = {what: [str(row) for row in found] for what, found in rows.items() if found}
+        owner_kind = str(owner._meta.model_name)
+        if after:
+            audit.record(
+                actor_of(request),
+                action=f"{owner_kind}.{kind}s",
+                entity=(owner_kind, owner.name),
+                after=after,
+                channel="admin",
+            )
+
+    def _record(
+        self,
+        request: HttpRequest,
+        obj: models.Model,
+        what: str,
+        values: tuple[dict[str, object] | None, dict[str, object] | None],
+    ) -> None:
+        kind = str(obj._meta.model_name)
+        before, after = (_as_text(value) for value in values)
+        audit.record(
+            actor_of(request),
+            action=f"{kind}.{what}",
+            entity=(kind, str(obj.pk)),
+            before=before,
+            after=after,
+            channel="admin",
+        )
+
+
+def _initial(form: forms.ModelForm[Any], name: str) -> object:
+    """What a field held; of a row that it named the row, as afterwards, and not its number."""
+    value, field = form.initial.get(name), form.fields.get(name)
+    if value is None or isinstance(field, forms.ModelMultipleChoiceField):
+        return value
+    if isinstance(field, forms.ModelChoiceField) and field.queryset is not None:
+        return field.queryset.filter(pk=value).first() or value
+    return value
+
+
+def _as_text(values: dict[str, object] | None) -> dict[str, str] | None:
+    """Field values as the audit keeps them; a password never, not even its hash."""
+    if values is None:
+        return None
+    return {name: "…" if "password" in name else str(value) for name, value in values.items()}
+
+
+def actor_of(request: HttpRequest) -> User | None:
+    return request.user if isinstance(request.user, User) else None
+
+
+class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # one class for several models
+    """Shows rows that only Allot itself writes."""
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        """Nobody adds."""
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: models.Model | None = None) -> bool:
+        """Nobody changes."""
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: models.Model | None = None) -> bool:
+        """Nobody deletes."""
+        return False
