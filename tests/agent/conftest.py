@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from scheduling.agent.folders import Folders
 from scheduling.agent.fraction.install import Fractions
 from scheduling.agent.launch import Site
 from scheduling.agent.protocol import ExitCause
+from tests import needs
 from tests.agent.driver import INVENTORY, PYTHON, Driver
 from tests.fraction.conftest import BUILDS
 
@@ -44,8 +44,7 @@ def site(folders: Folders) -> Iterator[Site]:
 @pytest.fixture
 def driver(site: Site) -> Iterator[Driver]:
     """A running agent; whatever it started is ended with the test."""
-    if os.geteuid() != 0:
-        pytest.skip("starting workloads as other users needs root")
+    needs.root()
     running = Driver(site)
     yield running
     end(running)

@@ -35,6 +35,7 @@ from scheduling.agent.protocol import (
     decode,
     encode,
 )
+from tests import needs
 from tests.agent.conftest import end
 from tests.agent.driver import FINAL, PYTHON, Driver, example, spec
 from tests.agent.orchestrator import TOKEN, Orchestrator
@@ -87,8 +88,7 @@ def orchestrator() -> Iterator[Orchestrator]:
 
 @pytest.fixture
 def agent(folders: Folders, site: Site, orchestrator: Orchestrator) -> Iterator[Agent]:
-    if os.geteuid() != 0:
-        pytest.skip("starting workloads as other users needs root")
+    needs.root()
     running = Agent(folders, orchestrator.url)
     yield running
     running.end(signal.SIGKILL)
@@ -305,8 +305,7 @@ def test_two_agents_never_work_in_one_folder(
 def test_a_command_is_checked_as_its_owner_would_find_it(
     site: Site, changes: dict[str, object], problems: list[tuple[str, str]]
 ) -> None:
-    if os.geteuid() != 0:
-        pytest.skip("looking as another user needs root")
+    needs.root()
     site.folders.prepare(is_open=False)
     who = Person("vision", "ann", 200_001, 300_001)
     (make_home(site, who) / "locked").mkdir(mode=0o700)

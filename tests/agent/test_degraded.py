@@ -13,6 +13,7 @@ from scheduling.agent.fraction.install import Fractions
 from scheduling.agent.isolation import Isolation
 from scheduling.agent.launch import Site
 from scheduling.agent.protocol import AttemptPhase, ExitCause, Goal
+from tests import needs
 from tests.agent.conftest import end
 from tests.agent.driver import FINAL, INVENTORY, Driver, a_third, example, spec
 from tests.fraction.conftest import BUILDS
@@ -21,8 +22,7 @@ from tests.fraction.conftest import BUILDS
 @pytest.fixture
 def bare(site: Site) -> Iterator[Driver]:
     """Neither namespaces nor cgroups; identities only."""
-    if os.geteuid() != 0:
-        pytest.skip("starting workloads as other users needs root")
+    needs.root()
     site.folders.var.parent.chmod(0o711)
     lacking = Isolation(has_identities=True, has_namespaces=False, cgroups=None)
     fractions = Fractions(site.folders, INVENTORY, lacking, builds=BUILDS)

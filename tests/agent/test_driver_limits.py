@@ -25,6 +25,7 @@ from scheduling.agent.fraction.simulated import SimulatedDriver
 from scheduling.agent.launch import Site
 from scheduling.agent.node import DEMO, simulated_inventory
 from scheduling.agent.protocol import AttemptPhase, AttemptSpec, Goal
+from tests import needs
 from tests.agent.conftest import end
 from tests.agent.driver import NODE, PYTHON, Driver, a_third, spec
 from tests.fraction.conftest import BUILDS
@@ -52,11 +53,9 @@ def cgroups() -> Iterator[Path]:
 @pytest.fixture
 def driver(folders: Folders, cgroups: Path) -> Iterator[Driver]:
     """An agent on a node whose driver limits cgroups."""
-    if os.geteuid() != 0:
-        pytest.skip("limits are root's to set")
+    needs.root()
     allowed = isolation.probe(folders)
-    if not allowed.has_namespaces:
-        pytest.skip("workloads cannot have mounts of their own here")
+    needs.mounts(allowed)
     if allowed.cgroups is None or allowed.cgroups.version == 1:
         if allowed.cgroups is not None:
             allowed.cgroups.leave()

@@ -14,6 +14,7 @@ from scheduling.agent.fraction import build
 from scheduling.agent.fraction.comparison import Contexts
 from scheduling.agent.fraction.region import Region
 from scheduling.agent.protocol import AttemptPhase, AttemptSpec
+from tests import needs
 from tests.agent.driver import NODE, Driver, a_third, bob, part, spec
 
 USABLE = 14_917 * 2**20
@@ -37,8 +38,7 @@ def start():
 
 @pytest.fixture(autouse=True)
 def _needs_mounts(driver: Driver) -> None:
-    if not driver.isolation.has_namespaces:
-        pytest.skip("workloads cannot have mounts of their own here")
+    needs.mounts(driver.isolation)
 
 
 def on(command: AttemptSpec, *parts: object) -> AttemptSpec:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import time
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ from scheduling.agent.protocol import (
     SwapState,
 )
 from scheduling.agent.swap.record import SWAP, SwapRecord, read
+from tests import needs
 from tests.agent.lending_node import (
     GIB,
     Session,
@@ -30,10 +30,8 @@ from tests.agent.lending_node import (
 
 @pytest.fixture(scope="module")
 def world() -> Iterator[World]:
-    if os.geteuid() != 0:
-        pytest.skip("starting workloads as other users needs root")
-    if shutil.which("cc") is None:
-        pytest.skip("no C compiler is installed")
+    needs.root()
+    needs.compiler()
     found = World()
     try:
         yield found
@@ -315,8 +313,8 @@ def test_killed_at_any_moment_of_a_loan_nothing_is_lost(
 
 
 def test_when_the_node_shuts_down_lender_and_borrower_end_as_the_node_did() -> None:
-    if os.geteuid() != 0 or shutil.which("cc") is None:
-        pytest.skip("needs root and a C compiler")
+    needs.root()
+    needs.compiler()
     world = World()
     try:
         world.start_sessions([world.session_on(*world.devices[0])])

@@ -22,6 +22,7 @@ from scheduling.cycle import run_cycle
 from scheduling.models import Attempt, Device, Node, Phase, Workload
 from scheduling.services import stop
 from scheduling.services.attempt_reports import record_attempts
+from tests import needs
 from tests.agent.conftest import end
 from tests.agent.driver import INVENTORY, PATIENCE_S, Driver
 from tests.factories import FakeAgent, make_member, make_node_type, make_project, submitted
@@ -111,8 +112,7 @@ def of(row: Workload, replica: int) -> Attempt:
 
 @pytest.fixture
 def cluster(db: None, site: Site) -> Iterator[Cluster]:
-    if os.geteuid() != 0:
-        pytest.skip("starting workloads as other users needs root")
+    needs.root()
     make_node_type("t4", gpus=8)
     language, speech = make_project("language", t4=1000), make_project("speech", t4=4000)
     agent = FakeAgent(nodes=[node for node in INVENTORY.nodes if node.name in NODES])

@@ -12,6 +12,7 @@ import pytest
 
 from scheduling.agent.fraction import build
 from scheduling.agent.fraction.build import Libraries
+from tests import needs
 from tests.fraction.world import World
 
 # Kept between runs: a build is named after what it was made from.
@@ -30,8 +31,7 @@ def prefix() -> Iterator[Path]:
 @pytest.fixture(scope="session")
 def libraries(prefix: Path) -> Libraries:
     """What the compiler made of the sources as they are."""
-    if not build.compiler():
-        pytest.skip("no C compiler is installed")
+    needs.compiler()
     return build.build(BUILDS, str(prefix))
 
 

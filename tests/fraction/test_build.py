@@ -13,6 +13,7 @@ import pytest
 
 from scheduling.agent.fraction import build
 from scheduling.agent.fraction.build import BuildError
+from tests import needs
 
 MACHINE = platform.machine()
 
@@ -20,8 +21,7 @@ MACHINE = platform.machine()
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What the command makes."""
-    if not build.compiler():
-        pytest.skip("no C compiler is installed")
+    needs.compiler()
     folder = tmp_path_factory.mktemp("made")
     return build.prebuild(folder).parent
 

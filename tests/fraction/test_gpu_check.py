@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from scheduling.agent.fraction import build, gpu_check
+from scheduling.agent.fraction import gpu_check
+from tests import needs
 
 
-@pytest.mark.skipif(not build.compiler(), reason="no C compiler is installed")
 def test_all_checks_hold_over_the_fake_driver() -> None:
+    needs.compiler()
     rows = list(gpu_check.run(is_fake=True))
     assert [(row.name, row.detail) for row in rows if row.outcome == "differs"] == []
     assert len(rows) == 1 + len(gpu_check.CHECKS)

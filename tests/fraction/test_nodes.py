@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import subprocess
 from collections.abc import Callable
 from importlib.util import find_spec, module_from_spec
@@ -21,6 +20,7 @@ from scheduling.agent.fraction.limits import GpuLimit
 from scheduling.agent.fraction.loader_cache import with_libraries
 from scheduling.agent.fraction.region import Region
 from scheduling.agent.isolation import Isolation
+from tests import needs
 from tests.fraction.conftest import BUILDS
 from tests.fraction.world import GIB, MIB, UUIDS, FakeDevice, World
 
@@ -107,8 +107,7 @@ def test_mig_instances_are_devices_of_their_own_and_are_never_swapped(
 @pytest.fixture
 def limited(make_world: MakeWorld, tmp_path: Path) -> tuple[str, str, World]:
     """A cgroup, the library that limits it, and a machine with driver 615."""
-    if os.geteuid() != 0:
-        pytest.skip("limits are root's to set")
+    needs.root()
     limits, cgroup = tmp_path / "limits", tmp_path / "cgroup"
     limits.mkdir()
     cgroup.mkdir()

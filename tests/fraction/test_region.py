@@ -26,6 +26,7 @@ from scheduling.agent.fraction.region import (
     RegionError,
     State,
 )
+from tests import needs
 from tests.fraction.world import UUIDS, until
 
 LIMIT = 1_000_000
@@ -346,8 +347,8 @@ def test_others_go_on_beside_one_that_was_stopped_in_the_middle(
 def test_hammers_end_with_tests_that_are_killed(
     hammer: Path, region: Region, apart: list[str]
 ) -> None:
-    if apart and os.geteuid() != 0:
-        pytest.skip("only root makes PID namespaces")
+    if apart:
+        needs.root()
     starter = "import subprocess, sys; subprocess.Popen(sys.argv[1:]).wait()"
     tests = subprocess.Popen(
         [sys.executable, "-S", "-c", starter, hammer, region.path, str(LIMIT), "1", *apart],

@@ -1,6 +1,5 @@
 """The embedded servers, really started, killed and started again."""
 
-import os
 import shutil
 import signal
 import subprocess
@@ -16,6 +15,7 @@ import redis
 from config import env
 from scheduling.management import embedded, processes
 from scheduling.management.processes import Program
+from tests import needs
 
 
 class Started:
@@ -118,10 +118,10 @@ def test_servers_stop_by_their_own_signal(tmp_path: Path, start: Started, kind: 
     assert process.returncode != -signal.SIGKILL
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root changes to another user")
 def test_postgres_runs_as_nobody_where_namespaces_are_forbidden(
     start: Started, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    needs.root()
     with tempfile.TemporaryDirectory(prefix="allot-nobody-") as name:
         folder = Path(name)
         folder.chmod(0o711)

@@ -13,6 +13,7 @@ from django.core.management import call_command
 from django.test import override_settings
 
 from config import env
+from tests import needs
 
 CATALOGUE = env.REPOSITORY / "config" / "locale" / "ru" / "LC_MESSAGES" / "django.po"
 # Where no strings of ours are; `locale`, so that the real catalogue is not written to.
@@ -37,10 +38,10 @@ def messages(catalogue: Catalog) -> list[Message]:
     return [message for message in catalogue if message.id]
 
 
-@pytest.mark.skipif(not shutil.which("xgettext"), reason="the gettext programs are not installed")
 def test_the_catalogue_has_every_string_and_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    needs.gettext()
     copied = tmp_path / "ru" / "LC_MESSAGES" / "django.po"
     copied.parent.mkdir(parents=True)
     shutil.copy(CATALOGUE, copied)
