@@ -13,13 +13,33 @@ from projects.models import User
 from scheduling.core.ending import earliest_end_s
 from scheduling.models import Attempt, Event, Phase, Workload
 from scheduling.rules import rule_for
+from scheduling.services.extending import MIN_GAIN_S
 from scheduling.services.grounds import IDLENESS, TIME_LIMIT, course_of, rule_of
 from scheduling.time_limits import MAX_EXTENSIONS, Limit, limit_of
 
 CODES = (IDLENESS.code, TIME_LIMIT.code)
 """Of the reason of what was ended by a rule."""
 EXTENSIONS_S = (3600, 2 * 3600, 4 * 3600, 8 * 3600)
-"""What pages offer, as far as the project allows."""
+"""What pages offer, as far as the project allows, and beside it the longest that it allows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Extending:
+    """By how much a person may put an end off, or why not.
+
+    Attributes:
+        seconds: From now; empty for those who may not.
+        is_often: Its owner has put its time limit off as often as may be.
+        is_later: It has longer left than `longest_s`, which is what the project allows at once.
+    """
+
+    seconds: list[int]
+    is_often: bool = False
+    is_later: bool = False
+    longest_s: int = 0
+
+
+NO_EXTENDING = Extending([])
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,14 +48,11 @@ class Ending:
 
     Attributes:
         limit: The time limit that is over then; None where it comes for idling.
-        extensions: Seconds by which the person may put it off; empty for those who may not.
-        is_extended_often: Its owner has put its time limit off as often as may be.
     """
 
     end_at: datetime
     limit: Limit | None
-    extensions: list[int]
-    is_extended_often: bool = False
+    extending: Extending = NO_EXTENDING
 
 
 def was_ended_by_rule(workload: Workload) -> bool:
@@ -59,9 +76,18 @@ def _running(workload: Workload) -> Attempt | None:
     return attempt
 
 
-def warned(workload: Workload, user: User) -> list[Ending]:
+def warned(
+    workload: Workload, user: User, limit_end_at: datetime | None, now: datetime
+) -> list[Ending]:
     """The ends that were warned of, for one person, the next one first; what puts one off puts the
-    other off too, so only the first one offers that."""
+    other off too, so only the first one offers that.
+
+    Args:
+        workload: With its project.
+        user: Who reads.
+        limit_end_at: When its time limit is over; None where it has none, or its clock stands.
+        now: The present.
+    """
     attempt = _running(workload)
     if attempt is None:
         return []
@@ -73,23 +99,44 @@ def warned(workload: Workload, user: User) -> list[Ending]:
     if not found:
         return []
     found.sort(key=lambda pair: pair[0])
-    offered = extensions(workload, user)
-    is_often = not offered and may_change_workload(user, workload)
     (end_at, limit), *later = found
-    first = Ending(end_at, limit, offered, is_often)
-    return [first, *(Ending(at, other, []) for at, other in later)]
+    offered = extending(workload, user, end_at, limit_end_at, now)
+    return [Ending(end_at, limit, offered), *(Ending(at, other) for at, other in later)]
 
 
-def extensions(workload: Workload, user: User) -> list[int]:
-    """By how many seconds the person may extend it."""
-    rule, has_limit = rule_for(workload), limit_of(workload) is not None
-    is_never_ended = rule.idle_stop_after_s is None and not has_limit
-    if is_never_ended or not may_change_workload(user, workload):
-        return []
-    is_used_up = has_limit and workload.num_extensions >= MAX_EXTENSIONS
-    if is_used_up and not may_administer_project(user, workload.project_id):
-        return []
-    return [seconds for seconds in EXTENSIONS_S if seconds <= rule.idle_max_extension_s]
+def extending(
+    workload: Workload,
+    user: User,
+    end_at: datetime | None,
+    limit_end_at: datetime | None,
+    now: datetime,
+) -> Extending:
+    """By how much the person may extend it, as `services.extend` takes it.
+
+    Args:
+        workload: With its project.
+        user: Who reads.
+        end_at: When idleness ends it; None where that is not in sight.
+        limit_end_at: When its time limit does.
+        now: The present.
+    """
+    ends = [at for at in (end_at, limit_end_at) if at is not None]
+    if not ends or not may_change_workload(user, workload):
+        return NO_EXTENDING
+    longest_s = rule_for(workload).idle_max_extension_s
+    allowed = sorted({*(each for each in EXTENSIONS_S if each < longest_s), longest_s})
+    left_s = (min(ends) - now).total_seconds()
+    useful = [seconds for seconds in allowed if seconds - left_s >= MIN_GAIN_S]
+    if not useful:
+        return Extending([], is_later=True, longest_s=longest_s)
+    if limit_end_at is None or workload.num_extensions < MAX_EXTENSIONS:
+        return Extending(useful)
+    if may_administer_project(user, workload.project_id):
+        return Extending(useful)
+    # Up to its time limit idleness alone is put off.
+    limit_left_s = (limit_end_at - now).total_seconds()
+    free = [seconds for seconds in useful if seconds <= limit_left_s]
+    return Extending(free, is_often=not free)
 
 
 def end_at(workload: Workload, now: datetime) -> datetime | None:

@@ -50,6 +50,7 @@ GPU = Unit(scale=1000, decimals=3, rounding=ROUND_FLOOR)
 CORES = Unit(scale=1000, decimals=3, rounding=ROUND_FLOOR)
 GIB = Unit(scale=1024, decimals=4, rounding=ROUND_HALF_EVEN)
 MINUTES = Unit(scale=60, decimals=3, rounding=ROUND_HALF_EVEN)
+HOURS = Unit(scale=3600, decimals=4, rounding=ROUND_HALF_EVEN)
 INTEGER = Unit(scale=1, decimals=0, rounding=ROUND_FLOOR)
 
 

@@ -14,7 +14,7 @@ from django.utils.translation import gettext_lazy as _
 
 from projects import idle_rules
 from projects.models import Project, User
-from scheduling.forms.amounts import INTEGER, MINUTES, AmountField, Unit, written
+from scheduling.forms.amounts import HOURS, INTEGER, MINUTES, AmountField, Unit, written
 from scheduling.forms.base import Spelling
 from scheduling.forms.fields import OptionField
 from scheduling.models import Workload
@@ -24,7 +24,6 @@ from scheduling.services.rules import AppliesTo, change_rule
 # Per cent and KiB/s are fractional in rows; in the form they are thousandths, as other amounts.
 NUMBER = Unit(scale=1000, decimals=3, rounding=ROUND_HALF_EVEN)
 NUMBERS = ("idle_gpu_percent", "idle_cpu_percent", "idle_network_kib_s")
-HOURS = Unit(scale=3600, decimals=3, rounding=ROUND_HALF_EVEN)
 MINUTE_S, HOUR_S, DAY_S = 60, 3600, 86_400
 MIN_EXTENSION_S = 15 * MINUTE_S
 MAX_NETWORK_KIB_S = 10_000_000

@@ -12,7 +12,7 @@ from scheduling.services.actions import (
     swap_out,
     wake,
 )
-from scheduling.services.ending import extend
+from scheduling.services.extending import extend
 from scheduling.services.notifying import notify_owner
 from scheduling.services.submission import (
     Preview,

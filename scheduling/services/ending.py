@@ -9,25 +9,20 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 
 from django.db import transaction
 from django.db.models import F, FloatField, Q
 from django.db.models.fields.json import KeyTextTransform
 from django.db.models.functions import Cast
-from django.utils import timezone
-from django.utils.translation import gettext as _
 
-from projects import audit
-from projects.access import may_administer_project
 from projects.idle_rules import MAX_RUN
-from projects.models import User
-from scheduling import formats, time_limits
+from scheduling import time_limits
 from scheduling.core import lifecycle
 from scheduling.core.ending import End, Step, Wait, Warn, Withdraw, next_step
 from scheduling.models import LEADER, Attempt, AttemptGoal, Event, Phase, Workload
-from scheduling.rules import in_force, rule_for
-from scheduling.services.actions import ActionRefusedError, ask_for, locked_for
+from scheduling.rules import in_force
+from scheduling.services.actions import ask_for
 from scheduling.services.events import announce_workload, record_event
 from scheduling.services.grounds import IDLENESS, TIME_LIMIT, Details, Ground
 from scheduling.services.notices import owe_mail
@@ -176,91 +171,3 @@ def _end(
     for attempt in crew:
         if attempt.goal != AttemptGoal.STOP:
             ask_for(row, attempt, AttemptGoal.STOP, message)
-
-
-# ---------------------------------------------------------------- what a person does about it
-
-
-@transaction.atomic
-def extend(workload: Workload, *, actor: User, for_s: int, channel: str = "ui") -> Workload:
-    """Keep it for so long from now at least, idle or not, and put its time limit off as far.
-
-    As often as one likes for idleness; a time limit is put off `time_limits.MAX_EXTENSIONS` times
-    by those who do not administer the project.
-
-    Raises:
-        ActionRefusedError: it does not run, nothing ends it, the project allows less, or its time
-            limit was put off so often.
-    """
-    row = locked_for(workload, actor)
-    attempt = row.current
-    if row.phase != Phase.RUNNING or attempt is None or attempt.is_leaving:
-        raise ActionRefusedError("not_running", _("Only what runs can be kept longer."))
-    rule, has_limit = rule_for(row), time_limits.limit_of(row) is not None
-    if rule.idle_stop_after_s is None and not has_limit:
-        message = _("Its project never stops idle work, and it has no time limit.")
-        raise ActionRefusedError("never_ended", message)
-    _check_length(row, for_s, rule.idle_max_extension_s)
-    now = timezone.now()
-    until, before = now + timedelta(seconds=for_s), _kept(row, attempt)
-    is_put_off = has_limit and _put_limit_off(row, attempt, until, actor, now)
-    if rule.idle_stop_after_s is not None:
-        kept_until = attempt.idle_kept_until
-        _write(attempt, {"idle_kept_until": max(kept_until or until, until)})
-        # Of what comes after it, it is warned anew.
-        forget_warnings(attempt, IDLENESS)
-    details = {"for_s": for_s, "until": max(attempt.idle_kept_until or until, until).isoformat()}
-    code = "limit_extended" if is_put_off else "idle_extended"
-    record_event(row, code, at=now, attempt=attempt, actor=actor, details=details)
-    audit.record(
-        actor,
-        action="workload.extended",
-        entity=("workload", str(row.pk)),
-        before=before,
-        after=_kept(row, attempt),
-        channel=channel,
-    )
-    announce_workload(row)
-    return row
-
-
-def _kept(row: Workload, attempt: Attempt) -> dict[str, object]:
-    """What *Extend* changes, for the audit."""
-    until = attempt.idle_kept_until
-    return {
-        "idle_kept_until": None if until is None else until.isoformat(),
-        "extended_s": row.extended_s,
-    }
-
-
-def _check_length(row: Workload, for_s: int, limit_s: int) -> None:
-    if for_s > limit_s:
-        message = _("%(value)s is too long: project %(project)s allows %(limit)s at most.")
-        values = {
-            "value": formats.duration(for_s),
-            "project": row.project,
-            "limit": formats.duration(limit_s),
-        }
-        raise ActionRefusedError("too_long", message % values)
-
-
-def _put_limit_off(
-    row: Workload, attempt: Attempt, until: datetime, actor: User, now: datetime
-) -> bool:
-    """Lengthen its time limit so that it is over at that moment; whether it was over before."""
-    missing_s = time_limits.missing_s(row, attempt, until, now)
-    if missing_s <= 0:
-        return False
-    is_owners = not may_administer_project(actor, row.project_id)
-    if is_owners and row.num_extensions >= time_limits.MAX_EXTENSIONS:
-        message = _(
-            "Its time limit was put off %(limit)s times; only managers of project %(project)s put "
-            "it off further."
-        )
-        values = {"limit": time_limits.MAX_EXTENSIONS, "project": row.project}
-        raise ActionRefusedError("extended_often", message % values)
-    row.extended_s += missing_s
-    row.num_extensions += 1
-    row.save(update_fields=["extended_s", "num_extensions"])
-    forget_warnings(attempt, TIME_LIMIT)
-    return True

@@ -23,6 +23,7 @@ from django.utils.translation import gettext, pgettext
 
 from scheduling import formats, states, texts
 from scheduling.bars import Bar
+from scheduling.forms.amounts import HOURS, written
 from scheduling.models import Attempt, Node, Wait, Workload
 from scheduling.selectors import Waited
 from scheduling.system import Banner, banners
@@ -297,7 +298,7 @@ def until(moment: datetime | None) -> SafeString | str:
 @register.filter
 def hours_value(seconds: int) -> str:
     """Seconds as the hours that a form reads, whatever the language."""
-    return f"{seconds / 3600:g}"
+    return written(seconds, HOURS, localised=False)
 
 
 @register.simple_tag

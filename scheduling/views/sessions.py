@@ -79,9 +79,14 @@ def _cards(rows: list[Workload], member_of: set[int], now: datetime) -> list[Car
             _card(row, member_of, spent, waits),
             question=asked.get(row.pk),
             time_limit=limits.get(row.pk),
+            endings=_endings(row, limits.get(row.pk), now),
         )
         for row in rows
     ]
+
+
+def _endings(row: Workload, limit: Standing | None, now: datetime) -> list[Ending]:
+    return endings.warned(row, row.owner, None if limit is None else limit.end_at, now)
 
 
 def _card(
@@ -99,7 +104,7 @@ def _card(
         cost=cost.amount,
         waited=waits.get(row.pk, NOTHING_WAITED),
         offers=texts.offers(row.reason, row) if row.phase == Phase.QUEUED else [],
-        endings=endings.warned(row, row.owner),
+        endings=[],
         time_limit=None,
         question=None,
         is_ended_by_rule=row.phase in ENDED_PHASES and endings.was_ended_by_rule(row),

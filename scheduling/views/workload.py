@@ -116,9 +116,7 @@ def workload(request: PageRequest, workload_id: uuid.UUID) -> HttpResponse:
         "cost": costs.cost_now(row, cost, now) if may_see_cost else None,
         "node_types": _titles(row),
         "swap": _swap(row, request.user),
-        "idleness": _idleness(row, request.user, now),
-        "endings": endings.warned(row, request.user),
-        "time_limit": _time_limit(row, request.user, now),
+        **_ends(row, request.user, now),
         "question": endings.questions([row]).get(row.pk),
         "is_ended_by_rule": endings.was_ended_by_rule(row),
         "state": state_of(row),
@@ -215,48 +213,34 @@ class Idleness:
     lines: list[idleness.SignalLine]
     end_at: datetime | None
     kept_until: datetime | None
-    extensions: list[int]
 
 
-def _idleness(row: Workload, user: User, now: datetime) -> Idleness | None:
+def _idleness(row: Workload, now: datetime) -> Idleness | None:
     """None where it does not run."""
     attempt: Attempt | None = row.current
     if attempt is None or row.phase != Phase.RUNNING:
         return None
     kept_until = attempt.idle_kept_until
-    end_at = endings.end_at(row, now)
     return Idleness(
         rule=idleness.rule_for_workload(row),
         lines=idleness.signal_lines(row, attempt.idle_signals),
-        end_at=end_at,
+        end_at=endings.end_at(row, now),
         kept_until=kept_until if kept_until is not None and kept_until > now else None,
-        extensions=[] if end_at is None else _extensions(row, user, end_at, now),
     )
 
 
-@dataclass(frozen=True, slots=True)
-class TimeLimit:
-    """How long it may run, and by how much the person may put that off."""
-
-    standing: time_limits.Standing
-    extensions: list[int]
-
-
-def _time_limit(row: Workload, user: User, now: datetime) -> TimeLimit | None:
-    """None where it has no limit, or has ended."""
-    standing = time_limits.standings([row], now).get(row.pk)
-    if standing is None or row.phase in ENDED_PHASES:
-        return None
-    end_at = standing.end_at
-    is_running = row.phase == Phase.RUNNING and end_at is not None
-    offered = _extensions(row, user, end_at, now) if is_running and end_at is not None else []
-    return TimeLimit(standing, offered)
-
-
-def _extensions(row: Workload, user: User, end_at: datetime, now: datetime) -> list[int]:
-    """Those that would put its end off."""
-    left_s = (end_at - now).total_seconds()
-    return [seconds for seconds in endings.extensions(row, user) if seconds > left_s]
+def _ends(row: Workload, user: User, now: datetime) -> dict[str, object]:
+    """What ends it by a rule, and by how much the person may put that off."""
+    idle = _idleness(row, now)
+    limit = None if row.phase in ENDED_PHASES else time_limits.standings([row], now).get(row.pk)
+    limit_end_at = limit.end_at if limit is not None and row.phase == Phase.RUNNING else None
+    idle_end_at = None if idle is None else idle.end_at
+    return {
+        "idleness": idle,
+        "time_limit": limit,
+        "endings": endings.warned(row, user, limit_end_at, now),
+        "extending": endings.extending(row, user, idle_end_at, limit_end_at, now),
+    }
 
 
 @dataclass(frozen=True, slots=True)

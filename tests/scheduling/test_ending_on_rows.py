@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from django.core import mail
 from django.db import IntegrityError, transaction
+from django.db.models import F
 from django.utils import timezone
 from pytest_django import DjangoAssertNumQueries
 
@@ -287,12 +288,20 @@ def test_of_several_replicas_all_must_idle(scene: Scene) -> None:
 # ---------------------------------------------------------------- extending
 
 
+def pressed_earlier(minutes: float) -> None:
+    """What was extended lasts for so much less from now."""
+    by = timedelta(minutes=minutes)
+    Attempt.objects.exclude(idle_kept_until=None).update(idle_kept_until=F("idle_kept_until") - by)
+
+
 def test_extend_puts_the_end_off_as_often_as_one_likes(scene: Scene) -> None:
     vera = scene.organisation.vera
     scene.rest(minutes=9 * 60)
     look()
     for _ in range(12):
         extend(scene.session, actor=vera, for_s=3600)
+        pressed_earlier(minutes=20)
+    extend(scene.session, actor=vera, for_s=3600)
     assert look() == 0
     assert look(after_min=44) == 0
     assert look(after_min=46) == 1, "warned anew"
@@ -303,16 +312,47 @@ def test_extend_puts_the_end_off_as_often_as_one_likes(scene: Scene) -> None:
     scene.refresh()
     assert scene.session.phase == Phase.STOPPING
     entries = AuditEntry.objects.filter(action="workload.extended")
-    assert entries.count() == 12
+    assert entries.count() == 13
     assert {entry.actor for entry in entries} == {vera}
 
 
-def test_an_extension_never_shortens(scene: Scene) -> None:
+def test_an_extension_that_would_put_nothing_off_is_refused(scene: Scene) -> None:
     vera = scene.organisation.vera
+    with pytest.raises(
+        ActionRefusedError, match=r"ended in 8.h at the earliest, so extending it by 1.h from"
+    ):
+        extend(scene.session, actor=vera, for_s=3600)
+    scene.rest(minutes=9 * 60)
     extend(scene.session, actor=vera, for_s=8 * 3600)
     kept = Attempt.objects.get(workload=scene.session).idle_kept_until
-    extend(scene.session, actor=vera, for_s=3600)
+    for hours in (1, 8):
+        with pytest.raises(
+            ActionRefusedError, match=rf"8.h at the earliest, so extending it by {hours}.h"
+        ):
+            extend(scene.session, actor=vera, for_s=hours * 3600)
     assert Attempt.objects.get(workload=scene.session).idle_kept_until == kept
+    assert AuditEntry.objects.filter(action="workload.extended").count() == 1
+    pressed_earlier(minutes=2)
+    extend(scene.session, actor=vera, for_s=8 * 3600)
+
+
+def test_a_warning_that_an_extension_does_not_reach_stays(scene: Scene) -> None:
+    Project.objects.update(idle_first_warning_s=4 * 3600)
+    scene.rest(minutes=5 * 60)
+    assert look() == 1
+    with pytest.raises(ActionRefusedError, match=r"4.h at the earliest"):
+        extend(scene.session, actor=scene.organisation.vera, for_s=3600)
+    assert look() == 0, "what was warned of holds"
+
+
+def test_on_a_silent_node_what_was_told_says_whether_an_extension_helps(scene: Scene) -> None:
+    vera = scene.organisation.vera
+    scene.rest(minutes=9 * 60)
+    look()
+    Node.objects.update(last_report_at=timezone.now() - timedelta(hours=1))
+    extend(scene.session, actor=vera, for_s=3600)
+    with pytest.raises(ActionRefusedError, match=r"1.h at the earliest"):
+        extend(scene.session, actor=vera, for_s=3600)
 
 
 def test_extending_is_for_those_who_may_change_it_and_as_long_as_the_project_allows(
@@ -321,6 +361,7 @@ def test_extending_is_for_those_who_may_change_it_and_as_long_as_the_project_all
     vision = scene.organisation.vision
     manager = make_member(vision, "mila", Role.MANAGER)
     colleague = make_member(vision, "max")
+    scene.rest(minutes=9 * 60)
     extend(scene.session, actor=manager, for_s=3600)
     with pytest.raises(ActionRefusedError, match="may not change"):
         extend(scene.session, actor=colleague, for_s=3600)

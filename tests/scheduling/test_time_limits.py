@@ -320,13 +320,36 @@ def test_extend_lengthens_it_and_is_warned_anew(organisation: Organisation) -> N
     assert entry.after["extended_s"] == row.extended_s
 
 
-def test_an_extension_that_ends_before_the_limit_changes_and_costs_nothing(
+def test_an_extension_that_ends_before_the_limit_is_refused_and_costs_nothing(
     organisation: Organisation,
 ) -> None:
     row = started(organisation)
-    extend(row, actor=organisation.vera, for_s=2 * HOUR)
+    with pytest.raises(ActionRefusedError, match=r"4.h at the earliest, so extending it by 2.h"):
+        extend(row, actor=organisation.vera, for_s=2 * HOUR)
     row.refresh_from_db()
     assert (row.extended_s, row.num_extensions) == (0, 0)
+
+
+def test_pressed_twice_it_costs_one_of_the_ten(organisation: Organisation) -> None:
+    row = started(organisation, hours=3.9)
+    extend(row, actor=organisation.vera, for_s=2 * HOUR)
+    with pytest.raises(ActionRefusedError, match="puts nothing off"):
+        extend(row, actor=organisation.vera, for_s=2 * HOUR)
+    row.refresh_from_db()
+    assert row.num_extensions == 1
+
+
+def test_idleness_is_put_off_up_to_the_limit_without_costing_any_of_the_ten(
+    organisation: Organisation,
+) -> None:
+    Project.objects.update(idle_stop_after_s=HOUR)
+    row = started(organisation)
+    Workload.objects.update(num_extensions=time_limits.MAX_EXTENSIONS)
+    extend(row, actor=organisation.vera, for_s=2 * HOUR)
+    row.refresh_from_db()
+    assert (row.extended_s, row.num_extensions) == (0, time_limits.MAX_EXTENSIONS)
+    with pytest.raises(ActionRefusedError, match="only managers of project Vision"):
+        extend(row, actor=organisation.vera, for_s=5 * HOUR)
 
 
 def test_its_owner_extends_ten_times_and_a_manager_goes_on(organisation: Organisation) -> None:

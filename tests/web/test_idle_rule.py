@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -106,6 +107,17 @@ def test_a_program_changes_single_fields(organisation: Organisation) -> None:
     assert (rule["idle_window_s"], rule["source"]) == (1800, "project")
     assert get(organisation.max).json() == rule
     assert AuditEntry.objects.get(action="project.idle_rule").channel == "api"
+
+
+@pytest.mark.parametrize("seconds", [3601, 12_345, 604_799])
+def test_the_page_saves_seconds_of_a_program_as_it_shows_them(
+    organisation: Organisation, seconds: int
+) -> None:
+    assert patch(organisation.max, {"idle_max_extension_s": seconds}).status_code == 200
+    page = browser(organisation.max).get(PAGE).content.decode()
+    (shown,) = re.findall(r'name="idle_max_extension_s" value="([^"]*)"', page)
+    browser(organisation.max).post(PAGE, {**FORM, "idle_max_extension_s": shown})
+    assert get(organisation.max).json()["idle_max_extension_s"] == seconds
 
 
 def test_the_ending_is_switched_off_by_an_empty_field_and_by_null(

@@ -4,6 +4,7 @@ extensions and the end."""
 from __future__ import annotations
 
 import json
+import re
 import time
 from datetime import timedelta
 from typing import Any
@@ -159,6 +160,52 @@ def test_extending_on_the_page_takes_the_warning_away(scene: Scene) -> None:
     page = page_of(vera, address)
     assert "data-kept-until" in page
     assert "vera keeps it until" in page
+
+
+def offered(page: str) -> list[str]:
+    """By how many hours a page extends."""
+    return re.findall(r'name="extend_s" value="([^"]*)"', page)
+
+
+def test_kept_as_long_as_may_be_nothing_more_is_offered_and_the_api_says_why(
+    scene: Scene,
+) -> None:
+    vera = scene.organisation.vera
+    scene.rest(minutes=60)
+    address = f"/workloads/{scene.session.pk}"
+    assert offered(page_of(vera, address)) == ["8"]
+    client_of(vera).post(f"{address}/extend", {"extend_s": "8"})
+    page = page_of(vera, address)
+    assert "data-kept-until" in page
+    assert offered(page) == []
+    response = client_of(vera, "ru").post(f"{address}/extend", {"extend_s": "8"}, follow=True)
+    assert "ничего не отложит" in response.content.decode()
+    answer = post(vera, f"/api/v1{address}/extend", {"extend_s": 8 * 3600})
+    assert (answer.status_code, answer.json()["code"]) == (409, "ends_later")
+    assert AuditEntry.objects.filter(action="workload.extended").count() == 1
+
+
+@pytest.mark.parametrize(
+    ("longest_h", "expected"), [(1, []), (4, ["4"]), (8, ["4", "8"]), (40.5, ["4", "8", "40.5"])]
+)
+@pytest.mark.parametrize(
+    ("language", "why_not"),
+    [("en", "the 1 h by which project Vision lets"), ("ru", "Проект Vision позволяет")],
+)
+def test_a_warning_long_before_offers_what_puts_the_end_off_or_says_why_not(
+    scene: Scene, longest_h: float, expected: list[str], language: str, why_not: str
+) -> None:
+    longest_s = int(longest_h * 3600)
+    Project.objects.update(idle_first_warning_s=3 * 3600, idle_max_extension_s=longest_s)
+    warn(scene)
+    for address in (f"/workloads/{scene.session.pk}", "/sessions"):
+        page = page_of(scene.organisation.vera, address, language).replace("\xa0", " ")
+        assert offered(page) == expected
+        assert (why_not in page) is (not expected)
+    for hours in expected:
+        address = f"/workloads/{scene.session.pk}/extend"
+        client_of(scene.organisation.vera).post(address, {"extend_s": hours})
+    assert Event.objects.filter(code="idle_extended").count() == len(expected)
 
 
 @pytest.mark.parametrize(

@@ -14,14 +14,15 @@ from django.utils import timezone
 
 from projects import tokens
 from projects.models import AuditEntry, Membership, Project, Role, User
+from scheduling.agent.protocol import IdleReport
 from scheduling.cycle import run_cycle
 from scheduling.models import Attempt, Workload, Zone
 from scheduling.services.ending import watch_ending
-from tests.factories import make_member, session_spec, submitted, training_spec
+from tests.factories import attempt_report, make_member, session_spec, submitted, training_spec
 from tests.scheduling.conftest import Organisation
 from tests.scheduling.conftest import organisation as organisation
 from tests.web.test_idle_rule import FORM
-from tests.web.test_idleness_pages import post
+from tests.web.test_idleness_pages import offered, post
 from tests.web.test_swap_pages import client_of, page_of
 
 pytestmark = pytest.mark.django_db
@@ -317,6 +318,25 @@ def test_extended_often_the_owner_is_told_who_goes_on(
     assert "Extend from now by" in page_of(manager, f"/workloads/{row.pk}")
     answer = post(manager, f"/api/v1/workloads/{row.pk}/extend", {"extend_s": HOUR})
     assert answer.status_code == 200
+
+
+@pytest.mark.usefixtures("_four_hours")
+def test_extended_often_its_owner_is_still_offered_what_puts_off_idleness_alone(
+    organisation: Organisation, manager: User
+) -> None:
+    row = running(organisation, 1)
+    began_s = (timezone.now() - timedelta(hours=1)).timestamp()
+    quiet = IdleReport(gpu_idle_since=began_s, cpu_idle_since=began_s, network_idle_since=began_s)
+    organisation.agent.report(attempt_report(row, phase="running", started_at=began_s, idle=quiet))
+    Project.objects.update(idle_stop_after_s=1.5 * HOUR)
+    Workload.objects.update(num_extensions=10)
+    address = f"/workloads/{row.pk}"
+    assert offered(page_of(organisation.vera, address)) == ["1", "2"]
+    assert offered(page_of(manager, address)) == ["1", "2", "4", "8"]
+    client_of(organisation.vera).post(f"{address}/extend", {"extend_s": "2"})
+    row.refresh_from_db()
+    assert row.extended_s == 0
+    assert offered(page_of(organisation.vera, address)) == []
 
 
 @pytest.mark.usefixtures("_four_hours")
