@@ -1,23 +1,27 @@
 """Django's admin for what runs: to look at, never to change; and the admins' templates.
 
 Rows of the scheduler obey invariants over several tables, which only its services keep. Templates
-are edited here because only this app knows the names of the form's fields.
+are edited here because only this app knows the names of the form's fields; projects and departments
+because only it knows what they hold.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from django import forms
-from django.contrib import admin
+from django.contrib import admin, messages
 from django.core.exceptions import ValidationError
 from django.db import models
+from django.forms import BaseModelFormSet
 from django.http import HttpRequest
 from django.utils.translation import gettext_lazy as _
 
-from projects.admin import AuditedAdmin, ReadOnlyAdmin
-from projects.models import Template, WorkloadKind
+from projects.admin import AuditedAdmin, DepartmentAdmin, OwnerAdmin, ProjectAdmin, ReadOnlyAdmin
+from projects.admin.audited import QUOTAS
+from projects.models import Department, Project, Template, WorkloadKind
+from scheduling.core.types import CPU, MEMORY, ResourceKey
 from scheduling.forms import SessionForm, TrainingForm, WorkloadForm
 from scheduling.models import (
     Allocation,
@@ -35,12 +39,61 @@ from scheduling.models import (
     Workload,
     Zone,
 )
+from scheduling.organisation import gpu_key
+from scheduling.quota_notes import notes_on
 from scheduling.services.events import wake_planner
 
 FORMS: Mapping[str, type[WorkloadForm]] = {
     WorkloadKind.INTERACTIVE: SessionForm,
     WorkloadKind.TRAINING: TrainingForm,
 }
+
+
+COUNTED_FIELDS = {
+    "cpu_quota_milli": CPU,
+    "cpu_limit_milli": CPU,
+    "memory_quota_mib": MEMORY,
+    "memory_limit_mib": MEMORY,
+}
+
+
+class NotedAdmin(OwnerAdmin):
+    """Of what has quota; says of changed bounds what does not hold at once."""
+
+    def save_related(
+        self,
+        request: HttpRequest,
+        form: forms.ModelForm[Any],
+        formsets: Iterable[BaseModelFormSet[Any, Any]],  # of any inline
+        change: bool,
+    ) -> None:
+        """Save, and look at what is held and offered then."""
+        super().save_related(request, form, formsets, change)
+        for note in notes_on(form.instance, frozenset(_changed(form, formsets))):
+            messages.warning(request, note)
+
+
+def _changed(
+    form: forms.ModelForm[Any], formsets: Iterable[BaseModelFormSet[Any, Any]]
+) -> Iterator[ResourceKey]:
+    """Resources of which a bound was given or changed."""
+    for name in form.changed_data:
+        if name in COUNTED_FIELDS:
+            yield COUNTED_FIELDS[name]
+    for formset in formsets:
+        if formset.model in QUOTAS:
+            for row in [*formset.new_objects, *(row for row, _fields in formset.changed_objects)]:
+                yield gpu_key(row.node_type.name)
+
+
+@admin.register(Project)
+class NotedProjectAdmin(NotedAdmin, ProjectAdmin):
+    pass
+
+
+@admin.register(Department)
+class NotedDepartmentAdmin(NotedAdmin, DepartmentAdmin):
+    pass
 
 
 class TemplateAdminForm(forms.ModelForm):  # type: ignore[type-arg]  # generic when checked

@@ -14,10 +14,10 @@ from django.utils.translation import gettext_lazy as _
 
 from projects import tokens
 from projects.admin.audited import AuditedAdmin, ReadOnlyAdmin, actor_of
-from projects.admin.owners import DepartmentAdmin, ProjectAdmin
+from projects.admin.owners import DepartmentAdmin, OwnerAdmin, ProjectAdmin
 from projects.models import AuditEntry, NodeType, Token, User
 
-__all__ = ["AuditedAdmin", "DepartmentAdmin", "ProjectAdmin", "ReadOnlyAdmin"]
+__all__ = ["AuditedAdmin", "DepartmentAdmin", "OwnerAdmin", "ProjectAdmin", "ReadOnlyAdmin"]
 
 
 @admin.register(NodeType)

@@ -1,4 +1,7 @@
-"""Projects and departments: quotas go through their service, places in the tree are checked."""
+"""Projects and departments: quotas go through their service, places in the tree are checked.
+
+They are registered in `scheduling.admin`, which knows also what is held.
+"""
 
 from __future__ import annotations
 
@@ -255,7 +258,6 @@ class OwnerAdmin(AuditedAdmin):
             messages.error(request, " ".join(error.messages))
 
 
-@admin.register(Project)
 class ProjectAdmin(OwnerAdmin):
     place = "department"
     form = ProjectForm
@@ -276,7 +278,6 @@ class ProjectAdmin(OwnerAdmin):
         return ("name",) if obj else ()
 
 
-@admin.register(Department)
 class DepartmentAdmin(OwnerAdmin):
     place = "parent"
     form = DepartmentForm
