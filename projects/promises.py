@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from decimal import Decimal
 
 from django.core.exceptions import ValidationError
+from django.utils.formats import number_format
 from django.utils.translation import gettext as _
 
-from projects.departments import DepartmentTree
+from projects.departments import SEPARATOR, DepartmentTree
 from projects.models import Department, DepartmentQuota, GpuQuota, NodeType, Project
 
 Key = tuple[type[Department] | type[Project], int | None]
@@ -54,14 +56,14 @@ class Promises:
     def __init__(self, node_type: NodeType) -> None:
         self._type = node_type
         self._levels: dict[Key, Level] = {}
-        departments = DepartmentTree()
+        self._departments = DepartmentTree()
         own = {
             row.department_id: row for row in DepartmentQuota.objects.filter(node_type=node_type)
         }
-        for pk, above in departments.parents.items():
+        for pk, above in self._departments.parents.items():
             row = own.get(pk)
             self._levels[Department, pk] = Level(
-                departments.title(pk),
+                self._departments.title(pk),
                 None if above is None else (Department, above),
                 row.quota_milli if row else None,
                 row.limit_milli if row else None,
@@ -70,6 +72,8 @@ class Promises:
             self._levels[Project, quota.project_id] = Level(
                 str(quota.project), parent_of(quota.project), quota.quota_milli, quota.limit_milli
             )
+        # What a level was promised in its place, before it was supposed otherwise.
+        self._granted: dict[Key, int] = {}
         self._children: defaultdict[Key | None, set[Key]] = defaultdict(set)
         for key, level in self._levels.items():
             self._children[level.parent].add(key)
@@ -78,12 +82,23 @@ class Promises:
         self, owner: Department | Project, quota_milli: int | None, limit_milli: int | None
     ) -> None:
         """Suppose that it had this quota and limit, and belonged where the instance says."""
-        self._put(key_of(owner), Level(str(owner), parent_of(owner), quota_milli, limit_milli))
+        key = key_of(owner)
+        level = Level(self._title(owner), parent_of(owner), quota_milli, limit_milli)
+        before = self._levels.get(key)
+        if before is not None and before.parent == level.parent:
+            self._granted[key] = self.promised(key)
+        self._put(key, level)
 
     def move(self, owner: Department | Project) -> None:
         """Suppose that it belonged where the instance says, with the quota that it has."""
-        before = self._levels.get(key_of(owner), Level(str(owner), None))
+        before = self._levels.get(key_of(owner), Level("", None))
         self.put(owner, before.quota_milli, before.limit_milli)
+
+    def _title(self, owner: Department | Project) -> str:
+        """A department by its path, as the instance says that it lies."""
+        if isinstance(owner, Project):
+            return str(owner)
+        return SEPARATOR.join(filter(None, (self._departments.title(owner.parent_id), str(owner))))
 
     def _put(self, key: Key, level: Level) -> None:
         before = self._levels.get(key)
@@ -182,8 +197,14 @@ class Promises:
         )
 
     def _check_room(self, key: Key) -> None:
-        """Up the tree, until a level's own quota answers for all above it."""
+        """Up the tree, until a level's own quota answers for all above it.
+
+        Not where it asks for no more than it was promised there: when there is less than was
+        promised, each step back is one to the good.
+        """
         asked, others = self.promised(key), 0
+        if asked <= self._granted.get(key, -1):
+            return
         before: Key | None = key
         for above in (*self._above(key), None):
             others += sum(
@@ -237,5 +258,9 @@ def _refuse(
     **milli: int | None,
 ) -> None:
     """Amounts are given in thousandths and told in GPUs."""
-    amounts = {name: amount / 1000 for name, amount in milli.items() if amount is not None}
+    amounts = {
+        name: number_format(Decimal(amount) / 1000)
+        for name, amount in milli.items()
+        if amount is not None
+    }
     raise ValidationError({field: ValidationError(message, code, {**(words or {}), **amounts})})

@@ -14,6 +14,7 @@ from django.db.models import ProtectedError
 from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
+from django.utils.translation import override
 
 from projects import access, tree
 from projects.departments import DepartmentTree
@@ -162,8 +163,8 @@ class TestQuotas:
         with pytest.raises(ValidationError) as error:
             set_gpu_quota(planted.segmentation, planted.t4, quota_milli=2001)
         assert refused(error, "quota_milli") == (
-            "2.001 GPU asked, but of the 4.0 GPU of T4 that Science has 2.0 are promised to "
-            "others: at most 2.0."
+            "2.001 GPU asked, but of the 4 GPU of T4 that Science has 2 are promised to "
+            "others: at most 2."
         )
         set_gpu_quota(planted.segmentation, planted.t4, quota_milli=2000)
         assert GpuQuota.objects.get(project=planted.segmentation).quota_milli == 2000
@@ -172,23 +173,31 @@ class TestQuotas:
         with pytest.raises(ValidationError) as error:
             set_department_quota(planted.science, planted.t4, quota_milli=2999)
         assert refused(error, "quota_milli") == (
-            "2.999 GPU asked, but below Science 3.0 GPU of T4 are promised: at least 3.0."
+            "2.999 GPU asked, but below Science 3 GPU of T4 are promised: at least 3."
         )
         with pytest.raises(ValidationError) as error:
             set_department_quota(planted.science, planted.t4, limit_milli=2999)
-        assert "below the 3.0 GPU of T4" in refused(error, "limit_milli")
+        assert "below the 3 GPU of T4" in refused(error, "limit_milli")
+
+    def test_a_refusal_names_paths_and_amounts_as_pages_do(self, planted: Tree) -> None:
+        with override("ru"), pytest.raises(ValidationError) as error:
+            set_department_quota(planted.research, planted.t4, quota_milli=500)
+        assert refused(error, "quota_milli") == (
+            "Запрошено 0,5 GPU, но внутри «Science / Research» уже обещано 1 GPU типа T4: "
+            "нужно не менее 1."
+        )
 
     def test_a_department_s_own_quota_counts_above_it(self, planted: Tree) -> None:
         set_department_quota(planted.research, planted.t4, quota_milli=3000)
         set_department_quota(planted.science, planted.t4, quota_milli=5000)
         with pytest.raises(ValidationError) as error:
             set_department_quota(planted.research, planted.t4, quota_milli=3001)
-        assert "at most 3.0" in refused(error, "quota_milli")
+        assert "at most 3." in refused(error, "quota_milli")
         # Of eight, five are the department's, whatever is promised below it.
         speech = make_project("speech", department=planted.products)
         with pytest.raises(ValidationError) as error:
             set_gpu_quota(speech, planted.t4, quota_milli=3001)
-        assert "of 8.0 GPU of T4 5.0 are promised to others: at most 3.0" in refused(
+        assert "of 8 GPU of T4 5 are promised to others: at most 3." in refused(
             error, "quota_milli"
         )
 
@@ -196,31 +205,45 @@ class TestQuotas:
         set_department_quota(planted.science, planted.t4, limit_milli=4000)
         with pytest.raises(ValidationError) as error:
             set_gpu_quota(planted.segmentation, planted.t4, quota_milli=1000, limit_milli=4001)
-        assert (
-            "The limit 4.001 GPU of Segmentation is above the limit 4.0 GPU of Science"
-            in refused(error, "limit_milli")
+        assert "The limit 4.001 GPU of Segmentation is above the limit 4 GPU of Science" in refused(
+            error, "limit_milli"
         )
         set_gpu_quota(planted.segmentation, planted.t4, quota_milli=1000, limit_milli=4000)
         with pytest.raises(ValidationError) as error:
             set_department_quota(planted.science, planted.t4, limit_milli=3999)
-        assert "The limit 4.0 GPU of Segmentation is above" in refused(error, "limit_milli")
+        assert "The limit 4 GPU of Segmentation is above" in refused(error, "limit_milli")
         # What is promised counts against a limit as well.
         with pytest.raises(ValidationError) as error:
             set_gpu_quota(planted.walking, planted.t4, quota_milli=3001)
-        assert "of the 4.0 GPU of T4 that Science has" in refused(error, "quota_milli")
+        assert "of the 4 GPU of T4 that Science has" in refused(error, "quota_milli")
 
     def test_a_limit_below_its_quota_is_refused_by_service_and_schema(self, planted: Tree) -> None:
-        with pytest.raises(ValidationError, match=r"limit 3\.5 GPU is below the quota 4\.0"):
+        with pytest.raises(ValidationError, match=r"limit 3\.5 GPU is below the quota 4 GPU"):
             set_department_quota(planted.science, planted.t4, quota_milli=4000, limit_milli=3500)
         set_department_quota(planted.science, planted.t4, quota_milli=4000)
         with pytest.raises(IntegrityError), transaction.atomic():
             DepartmentQuota.objects.update(limit_milli=3999)
 
+    def test_what_is_promised_beyond_what_is_left_can_be_lowered_step_by_step(
+        self, planted: Tree
+    ) -> None:
+        NodeType.objects.update(capacity_gpu_milli=2000)
+        # Segmentation and Walking are promised three together, by nodes that are gone.
+        set_gpu_quota(planted.walking, planted.t4, quota_milli=2000, weight=3)
+        set_gpu_quota(planted.walking, planted.t4, quota_milli=1500)
+        with pytest.raises(ValidationError, match=r"at most 1\."):
+            set_gpu_quota(planted.walking, planted.t4, quota_milli=1600)
+        # Elsewhere it would be a new promise.
+        set_department_quota(planted.products, planted.t4, quota_milli=0)
+        planted.walking.department = planted.products
+        with pytest.raises(ValidationError, match=r"at most 0\."):
+            check_move(planted.walking, "department")
+
     def test_a_quota_counts_where_its_project_has_been_moved_to(self, planted: Tree) -> None:
         set_department_quota(planted.products, planted.t4, quota_milli=2000)
         stale = Project.objects.get(pk=planted.walking.pk)
         Project.objects.filter(pk=stale.pk).update(department=planted.products)
-        with pytest.raises(ValidationError, match=r"of the 2\.0 GPU of T4 that Products has"):
+        with pytest.raises(ValidationError, match=r"of the 2 GPU of T4 that Products has"):
             set_gpu_quota(stale, planted.t4, quota_milli=2001)
 
     def test_a_change_is_audited(self, planted: Tree) -> None:
@@ -242,7 +265,7 @@ class TestMoves:
         with pytest.raises(ValidationError) as error:
             check_move(planted.walking, "department")
         assert refused(error, "department") == (
-            "2.0 GPU asked, but of the 1.5 GPU of T4 that Products has 0.0 are promised to "
+            "2 GPU asked, but of the 1.5 GPU of T4 that Products has 0 are promised to "
             "others: at most 1.5."
         )
         planted.segmentation.department = planted.products
@@ -253,7 +276,7 @@ class TestMoves:
         planted.science.parent = planted.products
         with pytest.raises(ValidationError) as error:
             check_move(planted.science, "parent")
-        assert "3.0 GPU asked, but of the 2.5 GPU" in refused(error, "parent")
+        assert "3 GPU asked, but of the 2.5 GPU" in refused(error, "parent")
         planted.robots.parent = planted.products
         check_move(planted.robots, "parent")
 
@@ -263,7 +286,7 @@ class TestMoves:
         planted.research.parent = planted.products
         with pytest.raises(ValidationError) as error:
             check_move(planted.research, "parent")
-        assert "The limit 3.5 GPU of Segmentation is above the limit 3.0 GPU of Products" in (
+        assert "The limit 3.5 GPU of Segmentation is above the limit 3 GPU of Products" in (
             refused(error, "parent")
         )
 
@@ -375,7 +398,7 @@ class TestAdmin:
         values = {"name": "labs", "parent": planted.products.pk, **posted((row,))}
         answer = admin.post(reverse("admin:projects_department_add"), values)
         assert answer.status_code == 200
-        assert "1.001 GPU asked, but of the 1.0 GPU" in answer.content.decode()
+        assert "1.001 GPU asked, but of the 1 GPU" in answer.content.decode()
         assert not Department.objects.filter(name="labs").exists()
 
     @pytest.mark.parametrize(
@@ -383,7 +406,7 @@ class TestAdmin:
         [
             ("science", "itself or a department below it"),
             ("vision", "itself or a department below it"),
-            ("products", "3.0 GPU asked, but of the 2.5 GPU of T4 that Products has"),
+            ("products", "3 GPU asked, but of the 2.5 GPU of T4 that Products has"),
         ],
     )
     def test_a_wrong_place_is_refused_at_its_field(
@@ -411,7 +434,7 @@ class TestAdmin:
         own = {"title": "Walking", "department": planted.products.pk, "priority": 100}
         more = {f"allowed_node_types-{name}_FORMS": 0 for name in ("TOTAL", "INITIAL")}
         answer = admin.post(address, {**own, **rows, **more})
-        assert "2.0 GPU asked, but of the 1.5 GPU" in answer.content.decode()
+        assert "2 GPU asked, but of the 1.5 GPU" in answer.content.decode()
         answer = admin.post(address, {**own, "department": planted.vision.pk, **rows, **more})
         assert answer.status_code == 302
         planted.walking.refresh_from_db()

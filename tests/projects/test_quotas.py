@@ -22,7 +22,7 @@ def test_the_sum_of_quotas_may_not_exceed_what_there_is() -> None:
         set_gpu_quota(two, node_type, quota_milli=3001)
     (message,) = refusal.value.message_dict["quota_milli"]
     assert "3.001" in message
-    assert "at most 3.0" in message
+    assert "at most 3." in message
     assert GpuQuota.objects.get(project=two).quota_milli == 3000
 
 
