@@ -15,7 +15,7 @@ from enum import IntEnum
 
 from django.db import connection
 
-from scheduling.analytics import idle
+from scheduling import idle_now
 from scheduling.lent import lent_now
 from scheduling.models import Device, DeviceAllocation, Node
 
@@ -134,9 +134,9 @@ def sums_of(parts: Iterable[Part]) -> Counter[PartState]:
     return found
 
 
-def idle_now(at: datetime) -> frozenset[int]:
+def idle_allocations(at: datetime) -> frozenset[int]:
     """Allocations that are idle; slower than the rest, and slow to change."""
-    return frozenset(idle.found(at))
+    return frozenset(idle_now.found(at))
 
 
 def _parts(idle_allocations: frozenset[int]) -> dict[str, tuple[Part, ...]]:

@@ -116,7 +116,7 @@ class Board:
             began = loop.time()
             try:
                 if number % IDLE_EVERY == 0:
-                    idle = await database_sync_to_async(squares.idle_now)(timezone.now())
+                    idle = await database_sync_to_async(squares.idle_allocations)(timezone.now())
                 found = await database_sync_to_async(squares.picture)(timezone.now(), idle)
                 self.take(found)
                 number += 1

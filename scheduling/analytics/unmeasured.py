@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from django.db import connection
 
 from projects.access import visible_projects
 from projects.models import User
-from scheduling.analytics.idle import MAX_SILENCE, WINDOW
+from scheduling.idle_now import MAX_SILENCE
 from scheduling.models import Allocation, Workload
+
+WINDOW = timedelta(minutes=30)
+"""Who has held a GPU for less is not judged to be without signals."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+import uuid
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timedelta
 
 from django.db import transaction
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from projects.models import User
-from scheduling import formats
+from scheduling import formats, idle_now
 from scheduling.models import Event, Phase, Workload
 from scheduling.services.actions import ActionRefusedError, locked_for
 from scheduling.services.events import announce_workload, record_event
@@ -18,12 +20,22 @@ from scheduling.services.notices import owe_mail
 NOTIFIED_EVERY = timedelta(hours=1)
 
 
+def notified_lately(workloads: Iterable[uuid.UUID], now: datetime) -> Mapping[uuid.UUID, Event]:
+    """When, and by whom, owners were notified so lately that they are not asked again; one
+    query."""
+    events = Event.objects.filter(
+        workload__in=workloads, code="idle_notified", at__gt=now - NOTIFIED_EVERY
+    )
+    return {event.workload_id: event for event in events.order_by("at")}
+
+
 @transaction.atomic
 def notify_owner(workload: Workload, *, actor: User) -> Workload:
     """Tell its owner, on the page and by mail, that it idles and somebody asks for it.
 
     Raises:
-        ActionRefusedError: it does not run, is the person's own, or its owner was asked just now.
+        ActionRefusedError: it does not run, is the person's own, its owner was asked just now, or
+            it is not idle as *Idle now* judges.
     """
     row = locked_for(workload, actor)
     if row.phase != Phase.RUNNING:
@@ -31,12 +43,20 @@ def notify_owner(workload: Workload, *, actor: User) -> Workload:
     if row.owner_id == actor.pk:
         raise ActionRefusedError("own_work", _("It is yours: there is nobody else to notify."))
     now = timezone.now()
-    lately = Event.objects.filter(workload=row, code="idle_notified", at__gt=now - NOTIFIED_EVERY)
-    last = lately.select_related("actor").order_by("at").last()
+    last = notified_lately([row.pk], now).get(row.pk)
     if last is not None:
-        values = {"ago": formats.ago(last.at, now), "limit": formats.duration(3600)}
+        values = {
+            "ago": formats.ago(last.at, now),
+            "limit": formats.duration(NOTIFIED_EVERY.total_seconds()),
+        }
         message = _("Its owner was notified %(ago)s; at most once in %(limit)s.") % values
         raise ActionRefusedError("notified_lately", message)
+    if not idle_now.found(now, row.pk):
+        message = _(
+            "It is not idle by the rule of project %(project)s, so there is nothing to ask its "
+            "owner."
+        )
+        raise ActionRefusedError("not_idle", message % {"project": row.project})
     event = record_event(row, "idle_notified", at=now, attempt=row.current, actor=actor)
     owe_mail(event)
     announce_workload(row)

@@ -20,10 +20,12 @@ from projects import access
 from projects.models import User
 from scheduling.analytics import idle as idleness
 from scheduling.analytics import unmeasured
-from scheduling.analytics.idle import LOOK_BACK, Holding
+from scheduling.analytics.idle import Holding
 from scheduling.analytics.table import harmless
+from scheduling.idle_now import LOOK_BACK
 from scheduling.live import QUEUE_TOPIC
 from scheduling.models import Phase, Workload
+from scheduling.services.notifying import notified_lately
 from scheduling.snapshot import obstacle_of
 from scheduling.states import IDLE, state_of
 from scheduling.views.pages import PageRequest, page
@@ -63,30 +65,40 @@ class Row:
 
     Attributes:
         is_longer: It idles for longer than one can see.
+        notified_at: When its owner was notified, if that was so lately that it may not be again.
     """
 
     holding: Holding
     is_longer: bool
-    may_notify: bool
-    may_swap_out: bool
-    may_stop: bool
+    may_notify: bool = False
+    notified_at: datetime | None = None
+    may_swap_out: bool = False
+    may_stop: bool = False
 
 
 def _rows(user: User, holdings: Sequence[Holding], now: datetime) -> list[Row]:
     changeable = _changeable(user, holdings)
-    return [_row(holding, user, changeable, now) for holding in holdings]
-
-
-def _row(holding: Holding, user: User, changeable: set[uuid.UUID], now: datetime) -> Row:
-    workload = holding.workload
-    may_change = workload is not None and workload.pk in changeable
-    return Row(
-        holding=holding,
-        is_longer=now - holding.idle_since >= LOOK_BACK,
-        may_notify=may_change and workload is not None and workload.owner_id != user.pk,
-        may_swap_out=may_change and workload is not None and _is_swappable(workload),
-        may_stop=may_change and workload is not None and workload.phase != Phase.STOPPING,
-    )
+    notified = notified_lately(changeable, now)
+    rows = []
+    for holding in holdings:
+        workload = holding.workload
+        is_longer = now - holding.idle_since >= LOOK_BACK
+        if workload is None or workload.pk not in changeable:
+            rows.append(Row(holding, is_longer))
+            continue
+        event = notified.get(workload.pk)
+        may_ask = workload.owner_id != user.pk and workload.phase == Phase.RUNNING
+        rows.append(
+            Row(
+                holding,
+                is_longer,
+                may_notify=may_ask and event is None,
+                notified_at=None if event is None else event.at,
+                may_swap_out=_is_swappable(workload),
+                may_stop=workload.phase != Phase.STOPPING,
+            )
+        )
+    return rows
 
 
 def _is_swappable(workload: Workload) -> bool:

@@ -58,7 +58,7 @@ class TypeGroup:
 def live(request: PageRequest) -> HttpResponse:
     """The picture as it is now; the page's script keeps it current."""
     now = timezone.now()
-    picture = squares.picture(now, squares.idle_now(now))
+    picture = squares.picture(now, squares.idle_allocations(now))
     groups = _by_node(picture)
     tints = palette.project_tints()
     visible = list(access.visible_projects(request.user).order_by("pk"))

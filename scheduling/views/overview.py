@@ -11,8 +11,7 @@ from django.views.decorators.http import require_safe
 
 from projects import access
 from projects.models import Project, User
-from scheduling import selectors
-from scheduling.analytics import idle
+from scheduling import idle_now, selectors
 from scheduling.live import NODES_TOPIC, QUEUE_TOPIC
 from scheduling.models import Allocation, Workload
 from scheduling.views.pages import PageRequest, page
@@ -53,7 +52,7 @@ def overview(request: PageRequest) -> HttpResponse:
 
 def _idle_milli() -> int:
     """GPUs that are held and do nothing; two queries."""
-    held = Allocation.objects.filter(pk__in=idle.found(timezone.now()))
+    held = Allocation.objects.filter(pk__in=idle_now.found(timezone.now()))
     return held.aggregate(idle=Sum("gpu_milli"))["idle"] or 0
 
 

@@ -12,7 +12,7 @@ from django.utils import timezone
 
 from projects.models import NodeType, Project, User
 from scheduling.agent.protocol import LoanState
-from scheduling.models import Attempt, Node, Workload
+from scheduling.models import Allocation, Attempt, Node, Workload
 from scheduling.services import notify_owner
 from scheduling.services.ending import watch_ending
 from scheduling.services.idleness import watch_idle
@@ -129,7 +129,10 @@ def warned(organisation: Organisation) -> lending_scene.Scene:
     scene = lending_scene.make_scene(organisation)
     scene.rest(minutes=9 * 60)
     Project.objects.update(max_run_interactive_s=9 * 3600)
-    Attempt.objects.update(started_at=timezone.now() - timedelta(hours=9))
+    began = timezone.now() - timedelta(hours=9)
+    Attempt.objects.update(started_at=began)
+    Allocation.objects.filter(workload=scene.session).update(started_at=began)
+    measured(scene.session, 0.4, 0.01)
     watch_idle(timezone.now())
     watch_ending(timezone.now())
     notify_owner(scene.session, actor=User.objects.get(is_superuser=True))
@@ -143,7 +146,7 @@ def test_nothing_keeps_people_out_of_idle_rules_and_warnings(
     scene = elsewhere(lambda: warned(organisation))
     own = ["/sessions", f"/workloads/{scene.session.pk}"]
     look_through(site.visit(organisation.vera, theme=theme), own)
-    rules = ["/projects/vision", "/projects/vision/idle-rule"]
+    rules = ["/projects/vision", "/projects/vision/idle-rule", "/idle"]
     look_through(site.visit(admin_user, theme=theme), rules)
 
 

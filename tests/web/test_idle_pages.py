@@ -17,7 +17,7 @@ from django.utils import timezone
 
 from projects import tokens
 from projects.models import NodeType, Project, Role, User
-from scheduling.models import Attempt, Event, Node, Workload
+from scheduling.models import Attempt, Event, Node, Notice, Workload
 from scheduling.services import notices
 from scheduling.services.rules import AppliesTo, change_rule
 from telemetry import partitions
@@ -289,6 +289,45 @@ def test_the_owner_is_notified_on_the_page_and_by_mail_once_an_hour(
     assert "data-idle-question" not in page, "it was used since"
 
 
+@pytest.mark.parametrize(
+    ("language", "words"), [("en", "owner notified"), ("ru", "владелец уведомлён")]
+)
+def test_once_notified_the_list_says_when_and_offers_it_again_after_an_hour(
+    world: World, session: Workload, language: str, words: str
+) -> None:
+    page = sent(world.admin, session, "notify", language)
+    assert "data-notified" in page
+    assert words in page
+    manager = make_member(session.project, "mila", Role.MANAGER)
+    assert actions(opened(manager)) == ["swap-out", "stop"]
+    assert "data-notified" in opened(world.vera).content.decode(), "her own is asked for"
+    Event.objects.update(at=timezone.now() - timedelta(minutes=61))
+    response = opened(manager)
+    assert actions(response) == ["notify", "swap-out", "stop"]
+    assert "data-notified" not in response.content.decode()
+
+
+@pytest.mark.parametrize(
+    ("language", "words"),
+    [
+        ("en", "It is not idle by the rule of project Vision, so there is nothing to ask"),
+        ("ru", "По правилу проекта Vision она не простаивает"),
+    ],
+)
+def test_the_owner_of_what_is_not_idle_is_not_notified(
+    world: World, session: Workload, language: str, words: str
+) -> None:
+    assert words in sent(world.admin, world.busy, "notify", language)
+    # The page was open, and its owner is back.
+    measured(session, 70.0, 3.0, again=True)
+    assert words in sent(world.admin, session, "notify", language)
+    assert not Event.objects.exists()
+    assert not Notice.objects.exists()
+    measured(session, 0.4, 0.01, again=True)
+    sent(world.admin, session, "notify", language)
+    assert Event.objects.filter(workload=session).count() == 1
+
+
 def test_swapping_out_from_the_list_asks_for_a_loan(world: World, session: Workload) -> None:
     assert "is swapped out as soon as a training waits" in sent(world.admin, session, "swap-out")
     assert Attempt.objects.get(workload=session).lend_asked_at is not None
@@ -335,6 +374,9 @@ def test_the_api_notifies_too(world: World, session: Workload) -> None:
     assert post(world.vera).json()["code"] == "own_work"
     assert post(make_member(session.project, "max")).status_code == 403
     assert post(world.sergey).status_code == 404
+    Event.objects.all().delete()
+    measured(session, 70.0, 3.0, again=True)
+    assert (post(world.admin).status_code, post(world.admin).json()["code"]) == (409, "not_idle")
     Workload.objects.filter(pk=session.pk).update(phase="stopped")
     assert post(world.admin).json()["code"] == "not_running"
 

@@ -112,7 +112,7 @@ def test_without_nodes_the_page_says_so(db: None) -> None:
 
 def test_many_gpus_cost_the_same_queries(scene: Scene, django_assert_max_num_queries: Any) -> None:
     with django_assert_max_num_queries(6):
-        squares.picture(timezone.now(), squares.idle_now(timezone.now()))
+        squares.picture(timezone.now(), squares.idle_allocations(timezone.now()))
 
 
 # ---------------------------------------------------------------- differences
