@@ -16,21 +16,19 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from scheduling.agent import crew, folders, launch, outcome
+from scheduling.agent.accounting import Accounting
 from scheduling.agent.cgroups import Cgroup
-from scheduling.agent.checkpoints import CheckpointError, Owner, Store
+from scheduling.agent.checkpoint_folder import CheckpointFolder
+from scheduling.agent.checkpoints import Store
 from scheduling.agent.fraction.install import REGION
-from scheduling.agent.fraction.limits import LimitsError, uuid_bytes
-from scheduling.agent.fraction.region import Flag, Region, RegionError
-from scheduling.agent.fraction.region import State as RegionState
-from scheduling.agent.launch import RefusedError, Site
-from scheduling.agent.outcome import whole_entries
+from scheduling.agent.fraction.region import Region
+from scheduling.agent.launch import RefusedError
 from scheduling.agent.processes import ProcessTree
 from scheduling.agent.protocol import (
     AttemptPhase,
@@ -40,37 +38,16 @@ from scheduling.agent.protocol import (
     ExitCause,
     Goal,
     Member,
-    SwapObstacle,
 )
-from scheduling.agent.saved import Entry, entries
+from scheduling.agent.site import Site
 
 _REPOSITORY = Path(__file__).resolve().parents[2]
-RESTORED = "restored.json"
 _WAKE = signal.SIGUSR1
-_MIB = 2**20
 # A shim takes 30 ms to lock its folder; after this long it is not coming.
 _SHIM_LATE_S = 15.0
 # How often a running training's checkpoint folder is looked at.
 _LOOK_EVERY_S = 1.0
 
-_AWAY = (RegionState.SWAPPED_OUT, RegionState.WAITING, RegionState.SWAPPING_IN)
-# What the workload's CUDA calls find while its device memory is where `swap.record.Phase` says.
-_GATES = {
-    "running": RegionState.RUNNING,
-    "locking": RegionState.LOCKING,
-    "locked": RegionState.LOCKING,
-    "checkpointing": RegionState.SWAPPING_OUT,
-    "swapped": RegionState.SWAPPED_OUT,
-    "waiting": RegionState.WAITING,
-    "restoring": RegionState.SWAPPING_IN,
-    "failed": RegionState.FAILED,
-}
-_OBSTACLES = {
-    Flag.SEVERAL_GPUS: SwapObstacle.SEVERAL_GPUS,
-    Flag.MANAGED: SwapObstacle.MANAGED_MEMORY,
-    Flag.IPC: SwapObstacle.IPC_MEMORY,
-    Flag.EXPORTABLE: SwapObstacle.SHARED_MEMORY,
-}
 _CAUSES = {Goal.EVICT: ExitCause.EVICTED, Goal.STOP: ExitCause.STOPPED}
 _PHASES = {
     "starting": AttemptPhase.STARTING,
@@ -85,7 +62,6 @@ class Attempt:
 
     def __init__(self, site: Site, store: Store, pool: Executor, spec: AttemptSpec) -> None:
         self.site = site
-        self.store = store
         self.pool = pool
         self.spec = spec
         self.folder = site.folders.attempt(spec.attempt_id)
@@ -95,19 +71,16 @@ class Attempt:
         self.state: dict[str, Any] = {}
         self.exit: dict[str, Any] | None = None
         self.is_settled_on_disk = False
-        self.checkpoints = self.store.complete(spec.workload_id)
+        self.checkpoint_folder = CheckpointFolder(self.folder, store, spec.workload_id)
         self.members: Sequence[Member] = ()
         self.is_leader_saving: Callable[[], bool] = lambda: False
         self._told: object = None
-        self.resumed_from: str | None = None
-        self._known: set[Entry] = set()
         self._job: Future[object] | None = None
         self._spawned_s: float | None = None
         self._looked_s = 0.0
         self._is_collected = False
         self._asked_s = time.monotonic()
         self._last_report: AttemptReport | None = None
-        self._read_restored()
 
     # ------------------------------------------------------------------ on disk
 
@@ -130,12 +103,6 @@ class Attempt:
     def _read_files(self) -> None:
         self.state = folders.read_json(self.folder / folders.STATE) or self.state
         self.exit = folders.read_json(self.folder / folders.EXIT) or self.exit
-
-    def _read_restored(self) -> None:
-        restored = folders.read_json(self.folder / RESTORED)
-        if restored is not None:
-            self.resumed_from = restored["key"]
-            self._known = {Entry(**entry) for entry in restored["entries"]}
 
     # ------------------------------------------------------------------ what is wanted
 
@@ -180,55 +147,10 @@ class Attempt:
             return ProcessTree(int(self.state.get("shim_pid") or 0))
         return self.site.isolation.cgroups.cgroup(self.folder.name)
 
-    def last_cuda_call_s(self) -> float | None:
-        """When it last called CUDA, by `time.monotonic()`; None before the first call.
-
-        Raises:
-            OSError: nothing counts its calls.
-        """
-        try:
-            return self.region.last_call_s()
-        except RegionError as error:
-            raise FileNotFoundError(str(error)) from error
-
     @property
-    def region(self) -> Region:
-        """Where its processes count what they use of their devices."""
-        return Region(self.folder / REGION)
-
-    def device_bytes(self) -> int:
-        """What its processes use of its devices; 0 where nothing counts it."""
-        try:
-            return sum(self.region.read().used_bytes)
-        except RegionError:
-            return 0
-
-    def device_memory_mib(self) -> dict[str, float] | None:
-        """What its processes hold on each of its devices; None where nothing counts it."""
-        try:
-            reading = self.region.read()
-            places = {device.uuid: uuid_bytes(device.uuid) for device in self.spec.devices}
-        except (RegionError, LimitsError):
-            return None
-        used = dict(zip(reading.device_uuids, reading.used_bytes, strict=True))
-        if reading.state in _AWAY:
-            used = dict.fromkeys(used, 0)
-        return {uuid: used[place] / _MIB for uuid, place in places.items() if place in used}
-
-    def swap_obstacle(self) -> str:
-        """What its processes did that rules Swap out (a `SwapObstacle`); empty for nothing."""
-        try:
-            flags = self.region.read().flags
-        except RegionError:
-            # Destroyed, or of an older agent: what has to move is not known. Without any, the
-            # driver tells.
-            return str(SwapObstacle.NO_MECHANISM) if self.region.path.exists() else ""
-        return next((str(obstacle) for flag, obstacle in _OBSTACLES.items() if flag & flags), "")
-
-    def close_gate(self, phase: str) -> None:
-        """Tell its processes where their device memory is; their calls wait unless it is there."""
-        with suppress(RegionError):
-            self.region.set_state(_GATES[phase])
+    def accounting(self) -> Accounting:
+        """What its processes use of its devices."""
+        return Accounting(Region(self.folder / REGION), self.spec.devices)
 
     def order(self, spec: AttemptSpec) -> None:
         """Take over what the orchestrator wants now."""
@@ -303,7 +225,7 @@ class Attempt:
         """In a thread: prepare everything and start the shim. May be done twice."""
         launch.check(self.spec)
         launch.write_launch(self.site, self.spec, self.lease_s)
-        self._restore()
+        self.checkpoint_folder.fill(self.spec, self.site.isolation)
         self.tell_members()
         self.renew()
         with open(self.folder / folders.SHIM_LOG, "ab") as log:
@@ -319,28 +241,6 @@ class Attempt:
         self._spawned_s = time.monotonic()
         # It detaches from us at once.
         process.wait()
-
-    def _restore(self) -> None:
-        """Give the attempt the newest checkpoint of its workload, once."""
-        if (self.folder / RESTORED).exists():
-            return
-        who = launch.person(self.spec)
-        owner = Owner(who.uid, who.gid) if self.site.isolation.has_identities else None
-        target = self.folder / folders.WORK / self.spec.checkpoint.subfolder
-        log = self.folder / folders.LOG
-        found = self.store.restore(
-            self.spec.workload_id, target, owner, lambda line: folders.append_line(log, line)
-        )
-        if found is not None:
-            at_step = "" if found.step is None else f" of step {found.step}"
-            folders.append_line(log, f"resuming from checkpoint {found.name}{at_step}")
-        with folders.opened(target) as fd:
-            present = entries(fd, time.time_ns(), is_over=True)
-        self._write(
-            RESTORED,
-            {"key": found and found.key, "entries": [asdict(entry) for entry in present]},
-        )
-        self._read_restored()
 
     def renew(self) -> None:
         """Renew the lease of what runs."""
@@ -391,37 +291,7 @@ class Attempt:
             self._looked_s = now_s
             # The last look is not repeated, even when it fails.
             self._is_collected = self.exit is not None
-            self._job = self.pool.submit(self._collect, self.exit)
-
-    def _collect(self, record: dict[str, Any] | None) -> None:
-        """In a thread: copy new checkpoints into the store.
-
-        Args:
-            record: Of its exit, once it has ended: then this is the last look.
-        """
-        with folders.opened(self.folder) as attempt_fd:
-            fd = folders.open_below(attempt_fd, f"{folders.WORK}/{self.spec.checkpoint.subfolder}")
-        try:
-            fresh = [entry for entry in whole_entries(fd, record) if entry not in self._known]
-            for entry in fresh:
-                self._take(fd, entry)
-        finally:
-            os.close(fd)
-        if fresh:
-            self.store.expire(self.spec.workload_id, self.spec.checkpoint.keep)
-            self.checkpoints = self.store.complete(self.spec.workload_id)
-
-    def _take(self, fd: int, entry: Entry) -> None:
-        spec = self.spec
-        taken = {(c.attempt_number, c.inode, c.written_ns) for c in self.checkpoints}
-        self._known.add(entry)
-        if (spec.number, entry.inode, entry.written_ns) in taken:
-            return
-        try:
-            self.store.take(spec.workload_id, spec.number, fd, entry)
-        except CheckpointError as error:
-            log = self.folder / folders.LOG
-            folders.append_line(log, f"checkpoint could not be stored: {error}")
+            self._job = self.pool.submit(self.checkpoint_folder.collect, self.spec, self.exit)
 
     def _ask_when_due(self, now_s: float) -> None:
         """Ask for a checkpoint every so often, where the training's settings say so."""
@@ -487,7 +357,7 @@ class Attempt:
     def _reported_checkpoints(self) -> list[CheckpointReport]:
         if not crew.is_leader(self.spec):
             return []
-        return [outcome.reported(checkpoint) for checkpoint in self.checkpoints]
+        return [outcome.reported(checkpoint) for checkpoint in self.checkpoint_folder.kept]
 
     def report(self) -> AttemptReport:
         """Everything the orchestrator is told of this attempt."""
@@ -499,7 +369,7 @@ class Attempt:
             pid=self.state.get("pid"),
             memory_limit_mib=self.spec.memory_mib,
             cpu_limit_milli=self.spec.cpu_milli,
-            resumed_from=self.resumed_from,
+            resumed_from=self.checkpoint_folder.resumed_from,
             checkpoints=self._reported_checkpoints(),
         )
         if self.exit is None or not self.is_settled_on_disk:

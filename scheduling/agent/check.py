@@ -14,13 +14,16 @@ from pathlib import Path
 from typing import Any
 
 from scheduling.agent import launch
+from scheduling.agent.homes import make_home, person
 from scheduling.agent.protocol import CheckAnswer, CheckRequest, FieldProblem
+from scheduling.agent.site import Site
+from scheduling.agent.views import person_view
 
 _REPOSITORY = Path(__file__).resolve().parents[2]
 _WITHIN_S = 10.0
 
 
-async def check(site: launch.Site, request: CheckRequest) -> CheckAnswer:
+async def check(site: Site, request: CheckRequest) -> CheckAnswer:
     """Look at command and folder as the person's workload would see them.
 
     Raises:
@@ -51,12 +54,12 @@ async def check(site: launch.Site, request: CheckRequest) -> CheckAnswer:
     return CheckAnswer([FieldProblem(**problem) for problem in json.loads(answer)])
 
 
-def _question(site: launch.Site, request: CheckRequest) -> dict[str, Any]:
-    who = launch.person(request)
-    home = launch.make_home(site, who)
+def _question(site: Site, request: CheckRequest) -> dict[str, Any]:
+    who = person(request)
+    home = make_home(site, who)
     where = launch.places(site, who, "check")
     return {
-        "view": asdict(launch.person_view(site, who, home)),
+        "view": asdict(person_view(site, who, home)),
         "uid": who.uid,
         "gid": who.gid,
         "use_namespaces": site.isolation.has_namespaces,

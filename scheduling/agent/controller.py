@@ -20,7 +20,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import httpx
 import uvicorn
 
 from scheduling.agent import check, isolation, node
@@ -28,23 +27,12 @@ from scheduling.agent.cells import Cells
 from scheduling.agent.folders import Folders
 from scheduling.agent.fraction.install import Fractions
 from scheduling.agent.fraction.utilisation import Utilisation
-from scheduling.agent.launch import Site
-from scheduling.agent.protocol import (
-    AGENT_HEADER,
-    Acknowledged,
-    CheckAnswer,
-    CheckRequest,
-    Desired,
-    Message,
-    ProtocolError,
-    Report,
-    WatchRequest,
-    decode,
-    encode,
-)
+from scheduling.agent.orchestrator import Orchestrator
+from scheduling.agent.protocol import CheckAnswer, CheckRequest, Report, WatchRequest
 from scheduling.agent.relay import RELAY_SERVER_OPTIONS, SessionEndpoint, create_app
 from scheduling.agent.runner import Runner
 from scheduling.agent.shares import ShareWatch
+from scheduling.agent.site import Site
 from scheduling.agent.spool import Spool
 from scheduling.agent.swap.swapping import Swapping
 from scheduling.agent.watched import SAMPLE_EVERY_S, WATCHED_EVERY_S, Watched
@@ -55,8 +43,6 @@ REPORT_EVERY_S = 3.0
 DESIRED_EVERY_S = 2.0
 _TICK_S, _TICK_WHILE_CHANGING_S = 0.25, 0.05
 _LOOK_FOR_ANSWERS_EVERY_S = 0.3
-_BACK_OFF_S = (0.5, 1.0, 2.0, 5.0)
-_REQUEST_TIMEOUT_S = 10.0
 # Beyond the grace period: for SIGKILL to work and for checkpoints to be stored.
 _STOP_MARGIN_S = 15.0
 _FINAL_REPORT_TIMEOUT_S = 5.0
@@ -100,102 +86,6 @@ class _Server(uvicorn.Server):
         yield
 
 
-class Orchestrator:
-    """HTTP to the orchestrator, which may be away; says so once, and once when it is back.
-
-    Attributes:
-        number: Of this agent; tells it from another that claims the same zone.
-    """
-
-    def __init__(self, options: Options) -> None:
-        self.number = ""
-        self._host = socket.gethostname()
-        self._refused_nodes: list[str] = []
-        self._token_file = options.token_file
-        path = options.server.removeprefix("unix:")
-        transport = None if path == options.server else httpx.AsyncHTTPTransport(uds=path)
-        self._client = httpx.AsyncClient(
-            base_url=options.server if transport is None else "http://orchestrator",
-            transport=transport,
-            timeout=_REQUEST_TIMEOUT_S,
-            trust_env=False,
-        )
-        self._num_failures = 0
-
-    @property
-    def back_off_s(self) -> float:
-        """How long to wait before the next try; 0 while it answers."""
-        if self._num_failures == 0:
-            return 0.0
-        return _BACK_OFF_S[min(self._num_failures, len(_BACK_OFF_S)) - 1]
-
-    async def report(self, report: Report) -> Acknowledged | None:
-        """Tell what is observed; None if it could not be told."""
-        answer = await self._ask("POST", "/agent/v1/report", Acknowledged, encode(report))
-        if answer is not None and answer.refused_nodes != self._refused_nodes:
-            self._refused_nodes = answer.refused_nodes
-            if self._refused_nodes:
-                log.error(
-                    "nodes %s belong to the agent of another zone and are left alone: give each "
-                    "node a name of its own",
-                    ", ".join(self._refused_nodes),
-                )
-        return answer
-
-    async def desired(self, zone: str) -> Desired | None:
-        """What should be; None if that cannot be learnt now."""
-        return await self._ask("GET", f"/agent/v1/desired?zone={zone}", Desired)
-
-    async def send_samples(self, batch: bytes) -> bool:
-        """Deliver a batch; True once it need not be kept, accepted or not."""
-        response = await self._request("POST", "/agent/v1/samples", batch)
-        if response is None:
-            return False
-        if response.is_error:
-            log.warning("samples were refused: %s %s", response.status_code, response.text[:200])
-        return response.is_success or response.status_code in (400, 413, 422)
-
-    async def _ask(
-        self, method: str, path: str, expected: type[Message], body: bytes | None = None
-    ) -> Message | None:
-        response = await self._request(method, path, body)
-        if response is None:
-            return None
-        try:
-            if response.is_error:
-                raise ProtocolError(f"{response.status_code} {response.text[:300]}")
-            answer = decode(response.content, expected)
-        except ProtocolError as error:
-            self._failed(f"{path}: {error}")
-            return None
-        if self._num_failures:
-            log.info("the orchestrator answers again")
-        self._num_failures = 0
-        return answer
-
-    async def _request(self, method: str, path: str, body: bytes | None) -> httpx.Response | None:
-        try:
-            token = self._token_file.read_text().strip()
-            headers = {"Authorization": f"Bearer {token}"}
-            if self.number:
-                headers[AGENT_HEADER] = f"{self.number} {self._host}"
-            return await self._client.request(method, path, content=body, headers=headers)
-        except (httpx.HTTPError, OSError) as error:
-            self._failed(f"{type(error).__name__} {error}".strip())
-            return None
-
-    def _failed(self, what: str) -> None:
-        if self._num_failures == 0:
-            log.warning(
-                "the orchestrator cannot be reached or refuses, work goes on without it: %s", what
-            )
-        self._num_failures += 1
-
-    async def close(self) -> None:
-        """Close connections."""
-        await self._client.aclose()
-
-
 class Controller:
     """One agent at work; also what the relay asks (`relay.RelayHost`)."""
 
@@ -219,7 +109,7 @@ class Controller:
             fractions=fractions,
         )
         self.runner = Runner(self.site, (each.name for each in self.inventory.nodes))
-        self.orchestrator = Orchestrator(options)
+        self.orchestrator = Orchestrator(options.server, options.token_file)
         self.spool = Spool(options.zone, self.inventory.nodes, options.var / "spool")
         self.utilisation = Utilisation()
         self.shares = ShareWatch(self.inventory, fractions)

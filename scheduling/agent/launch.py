@@ -1,7 +1,8 @@
 """From an attempt's order to what its shim carries out: folders, environment, view, identity.
 
 The orchestrator's `AttemptSpec` speaks of projects and GPUs; `launch.json` speaks of uids, mounts
-and argv. Only this module knows how one becomes the other; everything here may be done twice.
+and argv. Only this module, with `homes` and `views`, knows how one becomes the other; everything
+here may be done twice.
 """
 
 from __future__ import annotations
@@ -11,97 +12,34 @@ import math
 import os
 import re
 import shlex
-import shutil
 import signal
-import threading
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from scheduling.agent import crew, jupyter
 from scheduling.agent import folders as on_disk
-from scheduling.agent.folders import PROGRESS, WORK, Folders, opened, safe_name
-from scheduling.agent.fraction.install import Fractions, Installed
+from scheduling.agent.folders import PROGRESS, WORK, opened, safe_name
+from scheduling.agent.fraction.install import Installed
 from scheduling.agent.fraction.limits import LimitsError
-from scheduling.agent.isolation import Isolation
-from scheduling.agent.namespaces import HIDDEN, INSIDE, Bind, View
-from scheduling.agent.protocol import AttemptSpec, CheckRequest
+from scheduling.agent.homes import Person, make_home, person
+from scheduling.agent.namespaces import INSIDE
+from scheduling.agent.protocol import AttemptSpec
+from scheduling.agent.site import Site
+from scheduling.agent.views import attempt_view
 
-UID_BASE, GID_BASE = 200_000, 300_000
 LOG_LIMIT_BYTES = 64 * 2**20
-_TEMPORARY = ("/tmp", "/var/tmp")
 _SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 # Libraries that would otherwise start a thread per core of the machine.
 _THREAD_COUNTS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS",
                   "NUMEXPR_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")  # fmt: skip
-_AGENT_CODE = Path(__file__).parent
-# What the machine gives to every new user: settings of the shell.
-_SKELETON = Path("/etc/skel")
-_EXAMPLES = _AGENT_CODE.parent.parent / "docs" / "examples"
 
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_making_homes = threading.Lock()
 
 
 class RefusedError(Exception):
     """The order cannot be carried out; trying again as it is will not help."""
-
-
-@dataclass(frozen=True, slots=True)
-class Person:
-    """For whom something runs, by names that are safe in paths and by numbers."""
-
-    project: str
-    owner: str
-    uid: int
-    gid: int
-
-
-@dataclass(frozen=True, slots=True)
-class Site:
-    """What is the same for all attempts of this agent.
-
-    Attributes:
-        workload_python: Python of the environment that workloads get.
-        device_files: Names below /dev of a real GPU, by its UUID.
-        is_simulated: Whether a node of this name is simulated.
-        fractions: What holds workloads to their share of a device; None leaves them free.
-    """
-
-    folders: Folders
-    isolation: Isolation
-    workload_python: Path
-    device_files: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    is_simulated: Callable[[str], bool] = lambda _: True
-    fractions: Fractions | None = None
-
-    @property
-    def environment(self) -> Path:
-        """Folder of the workloads' virtual environment."""
-        return self.workload_python.parent.parent
-
-    @property
-    def tools(self) -> Path:
-        """Copies of what workloads execute and import of ours, readable by everybody."""
-        return self.folders.root / "tools"
-
-    def install_tools(self) -> None:
-        """Put client, tools and simulated drivers to where workloads may have them."""
-        self.tools.mkdir(exist_ok=True)
-        self.tools.chmod(0o755)
-        for source in (
-            _AGENT_CODE / "client" / "allot.py",
-            _AGENT_CODE / "tools" / "nvidia_smi.py",
-        ):
-            target = self.tools / source.name
-            temporary = target.with_suffix(".tmp")
-            shutil.copyfile(source, temporary)
-            temporary.chmod(0o644)
-            temporary.replace(target)
-        if self.fractions is not None:
-            self.fractions.prepare()
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,16 +52,6 @@ class Places:
     session: Path
     tools: Path
     own: Path
-
-
-def person(order: AttemptSpec | CheckRequest) -> Person:
-    """Who asks: numbers are what the kernel separates by."""
-    return Person(
-        project=safe_name(order.project, str(order.project_number)),
-        owner=safe_name(order.owner, str(order.user_number)),
-        uid=UID_BASE + order.user_number,
-        gid=GID_BASE + order.project_number,
-    )
 
 
 def places(site: Site, who: Person, attempt_id: str) -> Places:
@@ -149,44 +77,6 @@ def places(site: Site, who: Person, attempt_id: str) -> Places:
 
 
 # ---------------------------------------------------------------- folders
-
-
-def make_home(site: Site, who: Person) -> Path:
-    """Make a person's lasting folder in a project, with the examples in it, at its first use.
-
-    It is filled before it gets its name: root never writes into a folder that a user owns already.
-    """
-    home = site.folders.home(who.project, who.owner)
-    # A person's first two workloads may start together.
-    with _making_homes:
-        if not home.is_dir():
-            _make_home(site, who, home)
-    return home
-
-
-def _make_home(site: Site, who: Person, home: Path) -> None:
-    home.parent.mkdir(parents=True, exist_ok=True)
-    home.parent.chmod(0o711)
-    temporary = home.parent / f".{who.owner}.tmp"
-    shutil.rmtree(temporary, ignore_errors=True)
-    if _SKELETON.is_dir():
-        shutil.copytree(_SKELETON, temporary)
-    else:
-        temporary.mkdir()
-    if _EXAMPLES.is_dir():
-        ignored = shutil.ignore_patterns("__pycache__", ".*")
-        shutil.copytree(_EXAMPLES, temporary / "examples", ignore=ignored)
-    _give(site, who, temporary)
-    temporary.chmod(0o700)
-    temporary.rename(home)
-
-
-def _give(site: Site, who: Person, folder: Path) -> None:
-    if not site.isolation.has_identities:
-        return
-    for parent, subfolders, files in os.walk(folder):
-        for name in ("", *subfolders, *files):
-            os.chown(os.path.join(parent, name), who.uid, who.gid, follow_symlinks=False)
 
 
 def make_folders(site: Site, spec: AttemptSpec, who: Person) -> Path:
@@ -411,67 +301,3 @@ def environment(site: Site, spec: AttemptSpec, where: Places) -> dict[str, str]:
     if spec.tool == jupyter.TOOL:
         fixed |= jupyter.environment(spec.session_secret, where.session)
     return defaults | given | fixed
-
-
-# ---------------------------------------------------------------- the view
-
-
-def attempt_view(
-    site: Site, spec: AttemptSpec, who: Person, home: Path, more: tuple[Bind, ...]
-) -> View:
-    """What the workload sees of the machine."""
-    attempt = site.folders.attempt(spec.attempt_id)
-    own = str(INSIDE / "own")
-    binds = [
-        *(Bind(str(attempt / "tmp"), folder, is_read_only=False) for folder in _TEMPORARY),
-        *_visible(site),
-        Bind(str(home), f"/home/{who.owner}", is_read_only=False),
-        Bind(str(attempt / WORK), str(INSIDE / "attempt"), is_read_only=False),
-        Bind(str(attempt / "control"), str(INSIDE / "control")),
-        Bind(str(attempt / "own"), own),
-        Bind(str(site.tools), str(INSIDE / "lib")),
-        Bind(str(attempt / "own" / "passwd"), "/etc/passwd"),
-        Bind(str(attempt / "own" / "group"), "/etc/group"),
-        *more,
-    ]
-    additions = {"/etc/profile.d": {"allot-workload.sh": f"{own}/profile.sh"}}
-    overlays = {}
-    if site.is_simulated(spec.node):
-        additions["/usr/local/bin"] = {"nvidia-smi": f"{own}/bin/nvidia-smi"}
-        # Where drivers have it, and where it is found without a PATH.
-        overlays["/usr/bin"] = f"{own}/bin"
-    if spec.tool == jupyter.TOOL:
-        session = site.folders.session(spec.attempt_id)
-        binds.append(Bind(str(session), str(INSIDE / "session"), is_read_only=False))
-    files = [name for device in spec.devices for name in site.device_files.get(device.uuid, ())]
-    return View(
-        hidden=_hidden(site),
-        binds=tuple(binds),
-        additions=additions,
-        overlays=overlays,
-        devices=tuple(dict.fromkeys(files)),
-        shm_mib=spec.memory_mib,
-    )
-
-
-def person_view(site: Site, who: Person, home: Path) -> View:
-    """What any workload of a person sees, for a look before one is accepted."""
-    return View(
-        hidden=(*_hidden(site), *_TEMPORARY),
-        binds=(*_visible(site), Bind(str(home), f"/home/{who.owner}")),
-    )
-
-
-def _hidden(site: Site) -> tuple[str, ...]:
-    return str(site.folders.var), str(site.folders.run)
-
-
-def _visible(site: Site) -> list[Bind]:
-    """The workloads' environment and its interpreter, where they lie in a hidden folder."""
-    interpreter = site.workload_python.resolve().parent.parent
-    hidden = [Path(folder).resolve() for folder in (*HIDDEN, *_TEMPORARY, *_hidden(site))]
-    return [
-        Bind(str(path), str(path))
-        for path in (site.environment, interpreter)
-        if any(path.is_relative_to(folder) for folder in hidden)
-    ]

@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from scheduling.agent import crew, folders, jupyter, launch
+from scheduling.agent import crew, folders, jupyter
 from scheduling.agent.attempt import Attempt, strip
 from scheduling.agent.checkpoints import Store
 from scheduling.agent.fraction.region import Region
+from scheduling.agent.homes import person
 from scheduling.agent.idle import Endpoint, IdleWatch, Watched
-from scheduling.agent.launch import Site
 from scheduling.agent.protocol import (
     AttemptPhase,
     AttemptReport,
@@ -32,6 +32,7 @@ from scheduling.agent.protocol import (
     Goal,
     Member,
 )
+from scheduling.agent.site import Site
 from telemetry.sampling import AttemptView
 
 log = logging.getLogger(__name__)
@@ -73,7 +74,7 @@ def _view(attempt: Attempt) -> AttemptView:
         devices=attempt.spec.devices,
         cgroup=attempt.usage(),
         cpu_milli=attempt.spec.cpu_milli,
-        device_memory_mib=attempt.device_memory_mib(),
+        device_memory_mib=attempt.accounting.used_mib(),
     )
 
 
@@ -251,7 +252,7 @@ class Runner:
 
     def regions(self) -> dict[str, Region]:
         """What running attempts use of their devices, where that is counted."""
-        return {attempt.spec.attempt_id: attempt.region for attempt in self.holders()}
+        return {attempt.spec.attempt_id: attempt.accounting.region for attempt in self.holders()}
 
     def holders(self) -> list[Attempt]:
         """Running attempts that hold devices."""
@@ -270,7 +271,7 @@ class Runner:
                 thresholds=attempt.spec.idle,
                 has_gpu=bool(attempt.spec.devices),
                 is_simulated=self.site.is_simulated(attempt.spec.node),
-                last_call_s=attempt.last_cuda_call_s,
+                last_call_s=attempt.accounting.last_call_s,
             )
             for attempt in self.attempts.values()
             if attempt.is_begun and not attempt.is_over
@@ -301,7 +302,7 @@ class Runner:
             return None
         socket = self.site.folders.socket(attempt_id)
         where = self.site.folders.session(attempt_id) / jupyter.SOCKET
-        uid = launch.person(attempt.spec).uid if self.site.isolation.has_identities else None
+        uid = person(attempt.spec).uid if self.site.isolation.has_identities else None
         if not jupyter.pin(where, socket, uid):
             return None
         return Session(attempt_id, socket, attempt.spec.base_url, attempt.spec.session_secret)

@@ -38,7 +38,7 @@ class ShareWatch:
         """Compare once more; reads files of each attempt, so it may take some milliseconds."""
         by_node: dict[str, list[Compared]] = defaultdict(list)
         for attempt in attempts:
-            if attempt.spec.devices and attempt.region.path.exists():
+            if attempt.spec.devices and attempt.accounting.region.path.exists():
                 by_node[attempt.spec.node].append(self._compared(attempt))
         self._comparison.keep({each.attempt_id for found in by_node.values() for each in found})
         for node, found in by_node.items():
@@ -49,7 +49,7 @@ class ShareWatch:
         spec = attempt.spec
         return Compared(
             attempt_id=spec.attempt_id,
-            region=attempt.region,
+            region=attempt.accounting.region,
             pids=attempt.usage().pids(),
             device_uuids=tuple(device.uuid for device in spec.devices),
             kinds=tuple(

@@ -12,8 +12,8 @@ import pytest
 from scheduling.agent import isolation
 from scheduling.agent.folders import Folders
 from scheduling.agent.fraction.install import Fractions
-from scheduling.agent.launch import Site
 from scheduling.agent.protocol import ExitCause
+from scheduling.agent.site import Site
 from tests import needs
 from tests.agent.driver import INVENTORY, PYTHON, Driver
 from tests.fraction.conftest import BUILDS

@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from scheduling.agent.isolation import Isolation
-from scheduling.agent.launch import Site
 from scheduling.agent.node import simulated_inventory
 from scheduling.agent.protocol import (
     AttemptPhase,
@@ -21,6 +20,7 @@ from scheduling.agent.protocol import (
     GrantedDevice,
 )
 from scheduling.agent.runner import Runner
+from scheduling.agent.site import Site
 
 NODE = "sim-t4-1"
 PYTHON = Path(__file__).resolve().parents[2] / ".venv-workload" / "bin" / "python"

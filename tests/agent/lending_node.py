@@ -21,7 +21,6 @@ from websockets.sync.client import ClientConnection, unix_connect
 
 from scheduling.agent import isolation
 from scheduling.agent.folders import Folders
-from scheduling.agent.launch import Site
 from scheduling.agent.protocol import (
     AttemptPhase,
     AttemptReport,
@@ -34,6 +33,7 @@ from scheduling.agent.protocol import (
     LoanState,
     SwapState,
 )
+from scheduling.agent.site import Site
 from tests.agent.conftest import end
 from tests.agent.driver import FINAL, PYTHON, Driver, spec
 from tests.agent.orchestrator import TOKEN, Orchestrator

@@ -21,7 +21,7 @@ import pytest
 from scheduling.agent import node
 from scheduling.agent.check import check
 from scheduling.agent.folders import Folders
-from scheduling.agent.launch import Person, Site, make_home
+from scheduling.agent.homes import Person, make_home
 from scheduling.agent.protocol import (
     AroundShare,
     AttemptPhase,
@@ -35,6 +35,7 @@ from scheduling.agent.protocol import (
     decode,
     encode,
 )
+from scheduling.agent.site import Site
 from tests import needs
 from tests.agent.conftest import end
 from tests.agent.driver import FINAL, PYTHON, Driver, example, spec

@@ -11,8 +11,8 @@ import pytest
 
 from scheduling.agent.fraction.install import Fractions
 from scheduling.agent.isolation import Isolation
-from scheduling.agent.launch import Site
 from scheduling.agent.protocol import AttemptPhase, ExitCause, Goal
+from scheduling.agent.site import Site
 from tests import needs
 from tests.agent.conftest import end
 from tests.agent.driver import FINAL, INVENTORY, Driver, a_third, example, spec

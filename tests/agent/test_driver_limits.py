@@ -22,9 +22,9 @@ from scheduling.agent.folders import Folders
 from scheduling.agent.fraction import driver_limits
 from scheduling.agent.fraction.install import Fractions
 from scheduling.agent.fraction.simulated import SimulatedDriver
-from scheduling.agent.launch import Site
 from scheduling.agent.node import DEMO, simulated_inventory
 from scheduling.agent.protocol import AttemptPhase, AttemptSpec, Goal
+from scheduling.agent.site import Site
 from tests import needs
 from tests.agent.conftest import end
 from tests.agent.driver import NODE, PYTHON, Driver, a_third, spec

@@ -191,12 +191,12 @@ def test_the_agent_measures_what_was_taken_of_the_device(driver: Driver) -> None
     driver.want(wanted)
     driver.until_logged(wanted, "0\n")
     attempt = driver.runner.attempts[wanted.attempt_id]
-    assert attempt.device_memory_mib() == {a_third().uuid: 2000.0}
+    assert attempt.accounting.used_mib() == {a_third().uuid: 2000.0}
     (view,) = (view for view in driver.runner.views() if view.attempt_id == wanted.attempt_id)
     assert view.device_memory_mib == {a_third().uuid: 2000.0}
-    attempt.close_gate("swapped")
-    assert attempt.device_memory_mib() == {a_third().uuid: 0.0}
-    attempt.close_gate("running")
+    attempt.accounting.close_gate("swapped")
+    assert attempt.accounting.used_mib() == {a_third().uuid: 0.0}
+    attempt.accounting.close_gate("running")
 
 
 def test_what_nobody_can_count_is_not_swapped_out(driver: Driver) -> None:
@@ -204,12 +204,12 @@ def test_what_nobody_can_count_is_not_swapped_out(driver: Driver) -> None:
     driver.want(wanted)
     driver.until_logged(wanted, "up")
     attempt = driver.runner.attempts[wanted.attempt_id]
-    assert attempt.swap_obstacle() == ""
-    with open(attempt.region.path, "r+b") as file:
+    assert attempt.accounting.swap_obstacle() == ""
+    with open(attempt.accounting.region.path, "r+b") as file:
         file.seek(8)
         file.write((1).to_bytes(4, "little"))
-    assert attempt.swap_obstacle() == "no_mechanism"
-    assert attempt.device_memory_mib() is None
+    assert attempt.accounting.swap_obstacle() == "no_mechanism"
+    assert attempt.accounting.used_mib() is None
 
 
 def test_the_machine_itself_stays_as_it_was(driver: Driver) -> None:
@@ -249,19 +249,19 @@ print('called', alloc(1024))
     driver.want(wanted)
     driver.until_logged(wanted, "up")
     attempt = driver.runner.attempts[wanted.attempt_id]
-    assert attempt.last_cuda_call_s() is not None
-    assert attempt.device_bytes() == 0
+    assert attempt.accounting.last_call_s() is not None
+    assert attempt.accounting.used_bytes() == 0
     gate = fractions.gate(wanted.attempt_id)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
         listener.bind(str(gate))
         gate.chmod(0o666)
         listener.settimeout(20)
-        attempt.close_gate("swapped")
+        attempt.accounting.close_gate("swapped")
         (driver.site.folders.home("vision", "ann") / "go").touch()
         words = listener.recv(1000).decode().split()
         assert words[:2] == ["allot-gate/1", wanted.attempt_id]
         assert "called" not in driver.log(wanted)
-        attempt.close_gate("running")
+        attempt.accounting.close_gate("running")
         driver.until_logged(wanted, "called 0")
 
 

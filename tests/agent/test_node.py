@@ -9,8 +9,8 @@ import pytest
 
 from scheduling.agent import cgroups, node
 from scheduling.agent.cgroups import CgroupV2, Limits
+from scheduling.agent.homes import UID_BASE, person
 from scheduling.agent.isolation import Isolation
-from scheduling.agent.launch import UID_BASE, person
 from scheduling.agent.protocol import GrantedDevice, NodeReport, SampleBatch, decode
 from scheduling.agent.spool import Spool
 from telemetry.sampling import AttemptView

@@ -16,7 +16,7 @@ from django.utils import timezone
 
 from projects.models import Project, User
 from scheduling.agent import protocol
-from scheduling.agent.launch import Site
+from scheduling.agent.site import Site
 from scheduling.agent_api import desired_state
 from scheduling.cycle import run_cycle
 from scheduling.models import Attempt, Device, Node, Phase, Workload

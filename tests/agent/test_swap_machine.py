@@ -3,121 +3,25 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from config.env import REPOSITORY
 from scheduling.agent.fraction.region import State
 from scheduling.agent.swap import machine as rules
-from scheduling.agent.swap.machine import LostError, Machine, NoRoomError, NotSwappedError
+from scheduling.agent.swap.machine import LostError, NoRoomError, NotSwappedError
 from scheduling.agent.swap.memory import DriverError, Libraries, Mover, ProcessState
 from scheduling.agent.swap.record import Phase
-from tests.agent.swapping import HeldBody, mover
+from tests.agent.held_session import HOLDER, SIZES, Session, always, session, start
 from tests.fraction.conftest import libraries, make_world, prefix
-from tests.fraction.world import MIB, UUIDS, World
+from tests.fraction.world import MIB, World
 
-__all__ = ["libraries", "make_world", "prefix"]
-
-HOLDER = Path(__file__).with_name("holder.py")
-SIZES = (600 * MIB, 300 * MIB)
-
-
-def always() -> bool:
-    return True
-
-
-class Holder:
-    """A process that holds device memory."""
-
-    def __init__(self, world: World, num_bytes: int) -> None:
-        self.process = world.start([sys.executable, "-S", HOLDER, str(num_bytes)])
-        assert self.read() == "ready"
-
-    @property
-    def pid(self) -> int:
-        return self.process.pid
-
-    def read(self) -> str:
-        assert self.process.stdout is not None
-        return self.process.stdout.readline().strip()
-
-    def send(self, line: str) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(f"{line}\n")
-        self.process.stdin.flush()
-
-    def ask(self, line: str) -> str:
-        self.send(line)
-        return self.read()
-
-    def end(self) -> None:
-        self.process.kill()
-        with suppress(BrokenPipeError):
-            self.process.communicate()
-
-
-class Session:
-    """A session of two processes on a third of a T4, and its machine."""
-
-    def __init__(self, world: World, folder: Path) -> None:
-        self.world, self.folder = world, folder
-        self.holders = [Holder(world, size) for size in SIZES]
-        self.mover = mover(world.prefix)
-        self.body = HeldBody(folder, world.prefix, UUIDS[0], [each.pid for each in self.holders])
-        self.machine = Machine(self.body, self.mover)
-        self.resident = self.used()
-
-    def used(self) -> int:
-        """Of the device, by all."""
-        return sum(self.world.physical.read().used_bytes)
-
-    def states(self) -> list[ProcessState | None]:
-        return [self.mover.state(each.pid) for each in self.holders]
-
-    def answers(self) -> list[str]:
-        return [each.ask("call").partition(" ")[2] for each in self.holders]
-
-    def next_agent(self) -> Machine:
-        """What another agent makes of the records."""
-        self.machine = Machine(self.body, self.mover)
-        self.machine.recover()
-        return self.machine
-
-    def back(self) -> None:
-        self.machine.want()
-        self.machine.restore()
-
-    def end(self) -> None:
-        for holder in self.holders:
-            holder.end()
-        self.mover.close()
-
-
-@pytest.fixture
-def start(make_world: Callable[..., World], tmp_path: Path) -> Iterator[Callable[..., Session]]:
-    """Starts the session on a machine that differs from the usual one."""
-    started: list[Session] = []
-
-    def start(*extra: str, **changes: object) -> Session:
-        started.append(Session(make_world(extra=extra, **changes), tmp_path))
-        return started[-1]
-
-    yield start
-    for each in started:
-        each.end()
-
-
-@pytest.fixture
-def session(start: Callable[..., Session]) -> Session:
-    return start()
+__all__ = ["libraries", "make_world", "prefix", "session", "start"]
 
 
 # ---------------------------------------------------------------- out and back
@@ -368,80 +272,6 @@ def test_when_the_mover_dies_the_move_is_tried_again(session: Session) -> None:
         except NoRoomError:
             time.sleep(0.02)
     assert session.machine.phase == Phase.RUNNING
-    assert session.answers() == ["0", "0"]
-
-
-# ---------------------------------------------------------------- killed half-way
-
-
-def die(session: Session, operation: str, point: int) -> int:
-    # Two agents never move memory of one node at a time.
-    session.mover.close()
-    arguments = [
-        str(session.world.prefix),
-        str(session.folder),
-        UUIDS[0],
-        ",".join(str(each.pid) for each in session.holders),
-        operation,
-        str(point),
-    ]
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.agent.swapping", *arguments],
-        cwd=REPOSITORY,
-        check=False,
-        timeout=60,
-    )
-    return done.returncode
-
-
-# Two processes: 2 x (lock, checkpoint) x 2 moments and 4 records out; likewise back.
-@pytest.mark.parametrize("point", range(12))
-def test_killed_on_the_way_out_it_is_whole_on_one_side(session: Session, point: int) -> None:
-    assert die(session, "out", point) == -signal.SIGKILL
-    reached = Machine(session.body, session.mover).phase
-    machine = session.next_agent()
-    if reached == Phase.SWAPPED:
-        assert machine.phase == Phase.SWAPPED
-        assert session.used() == 0
-        session.back()
-    assert machine.phase == Phase.RUNNING
-    assert session.used() == session.resident
-    assert session.states() == [ProcessState.RUNNING] * 2
-    assert session.answers() == ["0", "0"]
-
-
-@pytest.mark.parametrize("point", range(11))
-def test_killed_on_the_way_back_the_next_agent_brings_it_back(session: Session, point: int) -> None:
-    session.machine.swap_out(always)
-    assert die(session, "in", point) == -signal.SIGKILL
-    machine = session.next_agent()
-    assert machine.phase in (Phase.WAITING, Phase.RESTORING, Phase.RUNNING)
-    session.back()
-    assert machine.phase == Phase.RUNNING
-    assert session.used() == session.resident
-    assert session.states() == [ProcessState.RUNNING] * 2
-    assert session.answers() == ["0", "0"]
-
-
-def test_an_agent_that_is_killed_in_a_copy_does_not_break_it(start: Callable[..., Session]) -> None:
-    session = start("bandwidth 600")
-    arguments = [
-        str(session.world.prefix), str(session.folder), UUIDS[0],
-        ",".join(str(each.pid) for each in session.holders), "out", "1000",
-    ]  # fmt: skip
-    agent = subprocess.Popen(
-        [sys.executable, "-m", "tests.agent.swapping", *arguments], cwd=REPOSITORY
-    )
-    deadline = time.monotonic() + 20
-    while Machine(session.body, session.mover).phase != Phase.CHECKPOINTING:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    agent.kill()
-    agent.wait()
-    machine = session.next_agent()
-    assert machine.phase == Phase.RUNNING
-    assert session.states() == [ProcessState.RUNNING] * 2
-    assert session.used() == session.resident
     assert session.answers() == ["0", "0"]
 
 

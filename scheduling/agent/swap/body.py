@@ -79,7 +79,7 @@ class AttemptBody:
 
     def used_bytes(self) -> int:
         """See `Body`."""
-        return self._attempt.device_bytes()
+        return self._attempt.accounting.used_bytes()
 
     def obstacle(self) -> str:
         """See `Body`."""
@@ -92,7 +92,7 @@ class AttemptBody:
             return SwapObstacle.MIG
         if len(spec.devices) > 1:
             return SwapObstacle.SEVERAL_GPUS
-        return self._attempt.swap_obstacle()
+        return self._attempt.accounting.swap_obstacle()
 
     def reserve(self, extra_mib: int) -> bool:
         """See `Body`. The driver may copy into the session's own memory, so its limit goes up."""
@@ -111,11 +111,11 @@ class AttemptBody:
 
     def close_gate(self, phase: Phase) -> None:
         """See `Body`."""
-        self._attempt.close_gate(phase)
+        self._attempt.accounting.close_gate(phase)
 
     def last_call_s(self) -> float | None:
         """See `Body`."""
-        return self._attempt.last_cuda_call_s()
+        return self._attempt.accounting.last_call_s()
 
     def say(self, line: str) -> None:
         """See `Body`."""

@@ -89,7 +89,7 @@ class Body(Protocol):
         ...
 
     def last_call_s(self) -> float | None:
-        """See `Attempt.last_cuda_call_s`; raises `OSError` where nothing counts the calls."""
+        """See `Accounting.last_call_s`; raises `OSError` where nothing counts the calls."""
         ...
 
     def say(self, line: str) -> None:

@@ -25,7 +25,6 @@ from django.conf import settings
 from scheduling.agent import isolation, node
 from scheduling.agent.folders import Folders
 from scheduling.agent.fraction.install import Fractions
-from scheduling.agent.launch import Site
 from scheduling.agent.protocol import (
     AttemptSpec,
     Desired,
@@ -38,6 +37,7 @@ from scheduling.agent.protocol import (
     LoanState,
 )
 from scheduling.agent.runner import Runner
+from scheduling.agent.site import Site
 from scheduling.agent.swap import machine
 from scheduling.agent.swap.gate import Gates
 from scheduling.agent.swap.loans import Loans
