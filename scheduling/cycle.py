@@ -191,7 +191,7 @@ def _plan_once(warm: Warm | None) -> Plan:
     if warm is not None:
         warm.drop()
     mark = warm.begin() if warm is not None else ""
-    taken = take_snapshot()
+    taken = take_snapshot(None if warm is None else warm.rows)
     marks.append(time.monotonic())
     with_estimates = marks[0] - _estimated.at >= ESTIMATES_EVERY_S
     planner: WarmPlanner | None = None

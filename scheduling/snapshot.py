@@ -34,6 +34,7 @@ from scheduling.models import (
     Workload,
 )
 from scheduling.organisation import gpu_key, read_organisation
+from scheduling.unfinished import children
 
 LEAVING_PHASES = (Phase.CHECKPOINTING, Phase.STOPPING)
 
@@ -68,16 +69,21 @@ class Taken:
     titles: Mapping[str, str] = field(default_factory=dict)
 
 
-def take_snapshot() -> Taken:
-    """Read everything that the planner must know. Call it inside the cycle's advisory lock."""
+def take_snapshot(rows: unfinished.Rows | None = None) -> Taken:
+    """Read everything that the planner must know. Call it inside the cycle's advisory lock.
+
+    Args:
+        rows: Those of the last snapshot, of which only what has changed is read.
+    """
     now = timezone.now()
     policy = read_policy()
     failed = past.failed_starts(policy, now)
-    machines = Node.objects.select_related("node_type", "zone").prefetch_related("devices")
+    rows = rows or unfinished.Rows()
+    machines = rows.nodes()
     nodes = tuple(_nodes(machines, failed))
     use = past.past_use(nodes, policy, now)
     organisation = read_organisation(use)
-    workloads = unfinished.read_all(machines)
+    workloads = rows.workloads(machines)
     return Taken(
         snapshot=core.Snapshot(
             nodes=nodes,
@@ -99,7 +105,7 @@ def read_arrivals(ids: Iterable[uuid.UUID]) -> list[tuple[Workload, core.Workloa
         (
             row,
             replace(
-                core_workload(row, tuple(_replicas(row, row.attempts.all()))),
+                core_workload(row, tuple(_replicas(row, children(row, "attempts")))),
                 waiting_since_s=_seconds(row.phase_changed_at),
             ),
         )
@@ -166,7 +172,7 @@ def _swap_rates() -> Mapping[core.NodeTypeName, float]:
 
 def _nodes(machines: Iterable[Node], failed: past.FailedStarts) -> Iterable[core.Node]:
     for node in machines:
-        devices = node.devices.all()
+        devices = children(node, "devices")
         name = node.node_type.name if node.node_type else None
         yield core.Node(
             name=core.NodeName(node.name),
@@ -197,7 +203,7 @@ def _workloads(
     ready = [node for node in nodes if node.is_ready]
     idle = _idleness(rows, now)
     for row in rows:
-        attempts = row.attempts.all()
+        attempts = children(row, "attempts")
         workload = core_workload(row, tuple(_replicas(row, attempts)))
         leader = next(iter(attempts), None)
         started = None if leader is None else leader.started_at or leader.placed_at
@@ -224,8 +230,8 @@ def _idleness(rows: Sequence[Workload], now: datetime) -> Mapping[uuid.UUID, cor
         (row, attempt)
         for row in rows
         if row.is_session
-        for attempt in row.attempts.all()
-        if attempt.is_ready and not attempt.is_leaving and attempt.allocation.devices.all()
+        for attempt in children(row, "attempts")
+        if attempt.is_ready and not attempt.is_leaving and children(attempt.allocation, "devices")
     ]
     resting = [row.owner_id for row, attempt in sessions if _is_resting(attempt, now)]
     spells = _spells(resting) if resting else {}
@@ -236,7 +242,7 @@ def _is_resting(attempt: Attempt, now: datetime) -> bool:
     """Seen idle by the watch, lately, and with its device."""
     seen_at, since = attempt.idle_seen_at, attempt.idle_since
     is_fresh = seen_at is not None and (now - seen_at).total_seconds() <= IDLE_MARK_LASTS_S
-    has_device = attempt.swap_state == SwapState.RUNNING and not attempt.loans_given.all()
+    has_device = attempt.swap_state == SwapState.RUNNING and not children(attempt, "loans_given")
     return is_fresh and since is not None and has_device
 
 
@@ -261,7 +267,7 @@ def _idle(
     """One session's; while it lends, its agent watches it, and wakes it without asking."""
     since: datetime | None = None
     left_s: float | None = None
-    lent = [loan for loan in attempt.loans_given.all() if loan.is_wanted]
+    lent = [loan for loan in children(attempt, "loans_given") if loan.is_wanted]
     is_asked = attempt.lend_asked_at is not None
     if lent:
         since = lent[0].started_at
@@ -276,7 +282,7 @@ def _idle(
         past = spells.get(row.owner_id, ())
         idle_for_s = max(0.0, (now - since).total_seconds())
         left_s = ASKED_LEFT_S if is_asked else expected_left_s(past, idle_for_s)
-    parts = attempt.allocation.devices.all()
+    parts = children(attempt.allocation, "devices")
     held_mib = sum(part.memory_mib for part in parts)
     used_mib = -(-max(attempt.bytes_on_device, attempt.bytes_on_host) // MIB)
     return core.Idleness(
@@ -304,8 +310,8 @@ def obstacle_of(row: Workload, attempt: Attempt) -> str:
 def _loans(rows: Iterable[Workload]) -> Iterable[core.Loan]:
     """Loans that are to go on."""
     for row in rows:
-        for attempt in row.attempts.all():
-            for loan in attempt.loans_taken.all():
+        for attempt in children(row, "attempts"):
+            for loan in children(attempt, "loans_taken"):
                 if is_kept_up(loan) and not attempt.is_leaving:
                     lender = loan.lender
                     yield core.Loan(
@@ -450,7 +456,7 @@ def _state_of(attempt: Attempt) -> core.ReplicaState:
         return core.ReplicaState.RELEASING
     if not attempt.allocation.is_lent:
         return core.ReplicaState.RUNNING
-    if any(is_kept_up(loan) for loan in attempt.loans_taken.all()):
+    if any(is_kept_up(loan) for loan in children(attempt, "loans_taken")):
         return core.ReplicaState.LENT
     last_state = getattr(attempt, "last_loan_state", None)
     last_end = getattr(attempt, "last_loan_end", "")
@@ -471,7 +477,7 @@ def all_parked(attempts: Iterable[Attempt]) -> bool:
 
 
 def _placement(attempt: Attempt) -> core.Placement:
-    devices = list(attempt.allocation.devices.all())
+    devices = children(attempt.allocation, "devices")
     return core.Placement(
         node=core.NodeName(attempt.allocation.node.name),
         devices=tuple(part.device.index for part in devices),
@@ -487,7 +493,7 @@ def holds_of(row: Workload) -> Mapping[int, core.Placement]:
             devices=tuple(hold.device_indices),
             milli_per_device=hold.milli_per_device,
         )
-        for hold in row.holds.all()
+        for hold in children(row, "holds")
     }
 
 

@@ -19,7 +19,7 @@ from datetime import datetime
 from django.db import transaction
 from django.utils import timezone
 
-from scheduling import feed
+from scheduling import feed, unfinished
 from scheduling.core import types as core
 from scheduling.core.decisions import Decision, Hold, Plan, Start
 from scheduling.core.incremental import Increment, WarmPlanner
@@ -47,6 +47,8 @@ class Warm:
     """What one process remembers from its last full cycle."""
 
     def __init__(self) -> None:
+        self.rows = unfinished.Rows()
+        """For the next full cycle, which reads only what has changed."""
         self._planner: WarmPlanner | None = None
         self._taken: Taken | None = None
         self._arrived: list[core.Workload] = []

@@ -7,6 +7,7 @@ the caller plans anew. Each decision leaves a row that says why.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from datetime import datetime
 
 from django.db import transaction
@@ -136,8 +137,8 @@ def _nodes_of(plan: Plan, *, is_partial: bool) -> dict[str, Node]:
 def _lock_touched(taken: Taken, decisions: Sequence[Decision]) -> dict[WorkloadId, Workload]:
     """Rows of these decisions, locked in the order of their ids.
 
-    What only waits is as the snapshot read it, which the generation proves; what starts or stops
-    is read whole.
+    What only waits is as the snapshot read it, which the generation proves, and a copy of it, since
+    the next snapshot may rest on the same row; what starts or stops is read whole.
 
     Raises:
         StalePlanError: one was changed, or is gone.
@@ -153,7 +154,7 @@ def _lock_touched(taken: Taken, decisions: Sequence[Decision]) -> dict[WorkloadI
         "project", "owner", "current__node__zone", "claimant__project"
     ).prefetch_related(Prefetch("holds", DeviceHold.objects.select_related("node")))
     return {
-        **{key: taken.rows[key] for key in ids - acting},
+        **{key: copy(taken.rows[key]) for key in ids - acting},
         **{WorkloadId(str(row.pk)): row for row in whole.filter(pk__in=acting)},
     }
 

@@ -7,12 +7,10 @@ from datetime import timedelta
 
 import pytest
 from django.db import IntegrityError, ProgrammingError, connection, transaction
-from django.db.models import F, QuerySet
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from projects.models import WorkloadKind
-from scheduling import unfinished
 from scheduling.agent import protocol
 from scheduling.core.cycle import plan
 from scheduling.core.scenario import load_scenario, run_scenario
@@ -191,37 +189,6 @@ def test_a_plan_made_before_a_change_is_refused_whole(organisation: Organisation
     run_cycle()
     two.refresh_from_db()
     assert two.phase == Phase.STARTING
-
-
-def test_the_snapshot_takes_a_fixed_number_of_queries(
-    organisation: Organisation, django_assert_max_num_queries: pytest.FixtureRequest
-) -> None:
-    for _ in range(3):
-        submitted(training_spec(organisation.speech), organisation.sergey)
-    run_cycle()
-    with django_assert_max_num_queries(17):  # type: ignore[operator]  # a context manager factory
-        take_snapshot()
-    for _ in range(20):
-        submitted(training_spec(organisation.language), organisation.lena)
-    run_cycle()
-    with django_assert_max_num_queries(17):  # type: ignore[operator]  # a context manager factory
-        take_snapshot()
-
-
-def test_what_changes_while_rows_are_read_has_another_generation(
-    organisation: Organisation, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    row = submitted(training_spec(organisation.speech), organisation.sergey)
-    read = unfinished._attempts
-
-    def changed_before() -> QuerySet[Attempt]:
-        Workload.objects.filter(pk=row.pk).update(generation=F("generation") + 1)
-        return read()
-
-    monkeypatch.setattr(unfinished, "_attempts", changed_before)
-    taken = take_snapshot()
-    with pytest.raises(StalePlanError):
-        apply_plan(taken, plan(taken.snapshot, taken.policy, time.time()))
 
 
 def test_what_a_row_says_already_is_not_written_again(organisation: Organisation) -> None:
