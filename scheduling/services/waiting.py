@@ -6,10 +6,10 @@ not written again, and what is new of all of them is written at once.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 
+import msgspec
 from django.db import connection
 
 from scheduling.core.decisions import Decision, Hold, Plan
@@ -62,22 +62,26 @@ def save(rows: Sequence[Workload]) -> None:
     """Write why these wait, in one statement: a long queue changes as a whole."""
     if not rows:
         return
+    told = [
+        {
+            "id": row.pk,
+            "reason": row.reason,
+            "at": row.reason_at,
+            "position": row.queue_position,
+            "length": row.queue_length,
+            "eta": row.eta,
+        }
+        for row in rows
+    ]
     with connection.cursor() as cursor:
+        # One document: an array of them would have each quote of each escaped one by one.
         cursor.execute(
-            "UPDATE scheduling_workload AS row SET reason = told.reason::jsonb,"
-            " reason_at = told.at, queue_position = told.position, queue_length = told.length,"
-            " eta = told.eta::jsonb"
-            " FROM unnest(%s::uuid[], %s::text[], %s::timestamptz[], %s::int[], %s::int[],"
-            " %s::text[]) AS told (id, reason, at, position, length, eta)"
+            "UPDATE scheduling_workload AS row SET reason = told.reason, reason_at = told.at,"
+            " queue_position = told.position, queue_length = told.length, eta = told.eta"
+            " FROM json_to_recordset(%s) AS told"
+            " (id uuid, reason jsonb, at timestamptz, position int, length int, eta jsonb)"
             " WHERE row.id = told.id",
-            [
-                [row.pk for row in rows],
-                [json.dumps(row.reason) for row in rows],
-                [row.reason_at for row in rows],
-                [row.queue_position for row in rows],
-                [row.queue_length for row in rows],
-                [json.dumps(row.eta) for row in rows],
-            ],
+            [msgspec.json.encode(told).decode()],
         )
 
 

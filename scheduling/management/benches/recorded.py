@@ -12,16 +12,19 @@ from django.utils import timezone
 
 from projects.models import NodeType, Project, User
 from scheduling.core import types as core
-from scheduling.core.cycle import plan
+from scheduling.core.cycle import plan, without_collector
 from scheduling.cycle import Outcome, run_cycle
 from scheduling.management.benches.cluster import Size
 from scheduling.management.benches.database import own_servers
 from scheduling.management.benches.figures import Report, figure, peak_rss_mib, phases, repeat
 from scheduling.management.benches.stored import row_of, store
-from scheduling.models import PlannerPolicy, Wait, Workload
+from scheduling.models import Attempt, Node, PlannerPolicy, Wait, Workload
 from scheduling.services.planning import apply_plan
 from scheduling.snapshot import take_snapshot
+from scheduling.unfinished import Rows
 from scheduling.warm import Warm
+
+REPORTED = 10
 
 
 @contextmanager
@@ -34,32 +37,42 @@ def _stored(snapshot: core.Snapshot) -> Iterator[None]:
 
 def cycle_recorded(size: Size, snapshot: core.Snapshot, runs: int, warmup: int) -> Report:
     """Snapshot, plan and record of a cycle with much to do; each record is undone, so that the
-    next one finds the same."""
+    next one finds the same. Of what runs a part has been reported on since the rows were last
+    read."""
+    rows = Rows()
 
+    @without_collector()
     def run(done: Callable[[str], None]) -> None:
-        taken = take_snapshot()
+        taken = take_snapshot(rows)
         done("snapshot")
         decided = plan(taken.snapshot, taken.policy, timezone.now().timestamp(), on_step=done)
         with transaction.atomic():
             apply_plan(taken, decided)
             transaction.set_rollback(True)
         done("record")
+        _report_some()
+        done("reports")
         placed.append(sum(len(getattr(d, "placements", ())) for d in decided.decisions))
 
     placed: list[int] = []
     with _stored(snapshot):
+        began = time.monotonic()
+        without_collector()(take_snapshot)(rows)
+        first_s = time.monotonic() - began
         result = repeat(run, runs, warmup)
     if not placed[-1]:
         raise AssertionError("nothing was placed")
-    snapshots, records = result.steps_s["snapshot"], result.steps_s["record"]
+    outside = ("snapshot", "record", "reports")
+    snapshots, records, reports = (result.steps_s[name] for name in outside)
     plans = [
-        wall - read - wrote
-        for wall, read, wrote in zip(result.wall_s, snapshots, records, strict=True)
+        wall - sum(others)
+        for wall, *others in zip(result.wall_s, snapshots, records, reports, strict=True)
     ]
     return Report(
         params=_params(size, snapshot),
         figures={
             "cycle_s": figure(plans, "s", 0.5),
+            "first_snapshot_s": figure([first_s], "s"),
             "snapshot_s": figure(snapshots, "s"),
             "record_s": figure(records, "s"),
             "cycle_cpu_s": figure(result.cpu_s, "s"),
@@ -70,6 +83,15 @@ def cycle_recorded(size: Size, snapshot: core.Snapshot, runs: int, warmup: int) 
         },
         phases=phases(result),
     )
+
+
+def _report_some() -> None:
+    """What agents write between two cycles: a sign of life of each node, the idleness of a tenth
+    of what runs."""
+    now = timezone.now()
+    Node.objects.update(last_report_at=now)
+    reported = list(Attempt.objects.open().values_list("pk", flat=True))[::REPORTED]
+    Attempt.objects.filter(pk__in=reported).update(idle_seen_at=now)
 
 
 def arrivals_recorded(
