@@ -122,13 +122,13 @@ class Batch(models.Model):
         is_rolled: Whether the roll-ups contain it.
     """
 
-    node = models.CharField(max_length=63)
+    node = models.CharField(_("node"), max_length=63)
     batch_id = models.CharField(max_length=64)
-    received_at = models.DateTimeField(db_index=True)
-    num_samples = models.PositiveIntegerField()
-    num_stored = models.PositiveIntegerField(default=0)
-    num_refused = models.PositiveIntegerField(default=0)
-    num_dropped = models.PositiveIntegerField(default=0)
+    received_at = models.DateTimeField(_("received"), db_index=True)
+    num_samples = models.PositiveIntegerField(_("samples"))
+    num_stored = models.PositiveIntegerField(_("stored"), default=0)
+    num_refused = models.PositiveIntegerField(_("refused"), default=0)
+    num_dropped = models.PositiveIntegerField(_("dropped"), default=0)
     note = models.TextField(blank=True)
     first_at = models.DateTimeField(null=True)
     last_at = models.DateTimeField(null=True)

@@ -13,8 +13,12 @@ from projects.models.people import Role, User
 
 
 class Membership(models.Model):
-    user = models.ForeignKey(User, on_delete=models.CASCADE, related_name="memberships")
-    project = models.ForeignKey(Project, on_delete=models.CASCADE, related_name="memberships")
+    user = models.ForeignKey(
+        User, on_delete=models.CASCADE, related_name="memberships", verbose_name=_("person")
+    )
+    project = models.ForeignKey(
+        Project, on_delete=models.CASCADE, related_name="memberships", verbose_name=_("project")
+    )
     role = models.CharField(_("role"), max_length=16, choices=Role.choices, default=Role.RESEARCHER)
     expires_at = models.DateTimeField(_("expires"), null=True, blank=True)
 
@@ -33,8 +37,18 @@ class Membership(models.Model):
 class DepartmentMembership(models.Model):
     """A role in all projects of a department and of the departments below it."""
 
-    user = models.ForeignKey(User, on_delete=models.CASCADE, related_name="department_memberships")
-    department = models.ForeignKey(Department, on_delete=models.CASCADE, related_name="memberships")
+    user = models.ForeignKey(
+        User,
+        on_delete=models.CASCADE,
+        related_name="department_memberships",
+        verbose_name=_("person"),
+    )
+    department = models.ForeignKey(
+        Department,
+        on_delete=models.CASCADE,
+        related_name="memberships",
+        verbose_name=_("department"),
+    )
     role = models.CharField(_("role"), max_length=16, choices=Role.choices, default=Role.RESEARCHER)
     expires_at = models.DateTimeField(_("expires"), null=True, blank=True)
 

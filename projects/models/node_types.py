@@ -32,14 +32,29 @@ class NodeType(models.Model):
     label_value = models.CharField(_("label value"), max_length=63)
     gpu_model = models.CharField(_("GPU model"), max_length=80, blank=True)
     gpu_memory_mib = models.PositiveIntegerField(_("usable memory of a GPU, MiB"), default=0)
-    capacity_gpu_milli = models.PositiveIntegerField(default=0, editable=False)
-    min_runtime_s = models.PositiveIntegerField(_("minimum runtime, s"), default=0)
-    shares_strictly = models.BooleanField(
-        _("a share of a GPU's time is never exceeded"), default=False, db_default=False
+    capacity_gpu_milli = models.PositiveIntegerField(
+        _("there are, thousandths of a GPU"), default=0, editable=False
     )
-    swap_enabled = models.BooleanField(_("swaps idle sessions out"), default=False)
+    min_runtime_s = models.PositiveIntegerField(
+        _("minimum runtime, s"),
+        default=0,
+        help_text=_("Work runs for so long before it may be displaced for others."),
+    )
+    shares_strictly = models.BooleanField(
+        _("a share of a GPU's time is never exceeded"),
+        default=False,
+        db_default=False,
+        help_text=_("Otherwise work that is alone on a GPU may use all of its time."),
+    )
+    swap_enabled = models.BooleanField(
+        _("swaps idle sessions out"),
+        default=False,
+        help_text=_("So that their GPUs can be lent, where their project lends them."),
+    )
     swap_host_mib = models.PositiveIntegerField(
-        _("memory for what is swapped out, MiB a node"), default=102_400
+        _("memory for what is swapped out, MiB a node"),
+        default=102_400,
+        help_text=_("So much at most, on each node with Swap."),
     )
     gpu_price_per_hour = models.DecimalField(
         _("price of a GPU per hour"),
@@ -62,7 +77,9 @@ class NodeType(models.Model):
         default=0,
         validators=[MinValueValidator(0)],
     )
-    rank = models.PositiveSmallIntegerField(_("order"), default=100)
+    rank = models.PositiveSmallIntegerField(
+        _("order"), default=100, help_text=_("In lists and forms, and which is tried first.")
+    )
 
     class Meta:
         ordering = ("rank", "name")
@@ -115,11 +132,16 @@ class AllowedNodeType(models.Model):
     """
 
     project = models.ForeignKey(
-        Project, on_delete=models.CASCADE, related_name="allowed_node_types"
+        Project,
+        on_delete=models.CASCADE,
+        related_name="allowed_node_types",
+        verbose_name=_("project"),
     )
-    node_type = models.ForeignKey(NodeType, on_delete=models.PROTECT, related_name="+")
-    kind = models.CharField(max_length=16, choices=WorkloadKind.choices)
-    rank = models.PositiveSmallIntegerField(default=100)
+    node_type = models.ForeignKey(
+        NodeType, on_delete=models.PROTECT, related_name="+", verbose_name=_("node type")
+    )
+    kind = models.CharField(_("kind of work"), max_length=16, choices=WorkloadKind.choices)
+    rank = models.PositiveSmallIntegerField(_("order"), default=100)
 
     class Meta:
         ordering = ("rank", "node_type__rank", "node_type__name")

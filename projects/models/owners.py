@@ -111,12 +111,37 @@ class Project(models.Model):
         related_name="projects",
         verbose_name=_("department"),
     )
-    priority = models.PositiveSmallIntegerField(_("priority"), default=100)
+    priority = models.PositiveSmallIntegerField(
+        _("priority"),
+        default=100,
+        validators=[MaxValueValidator(1000)],
+        help_text=_("Who is served first of what others leave: 0 to 1000, higher first."),
+    )
     is_personal = models.BooleanField(_("belongs to one person"), default=False)
-    cpu_quota_milli = models.PositiveIntegerField(_("CPU quota, millicores"), null=True, blank=True)
-    cpu_limit_milli = models.PositiveIntegerField(_("CPU limit, millicores"), null=True, blank=True)
-    memory_quota_mib = models.PositiveIntegerField(_("memory quota, MiB"), null=True, blank=True)
-    memory_limit_mib = models.PositiveIntegerField(_("memory limit, MiB"), null=True, blank=True)
+    cpu_quota_milli = models.PositiveIntegerField(
+        _("CPU quota, millicores"),
+        null=True,
+        blank=True,
+        help_text=_("Of all node types together. Empty: not counted."),
+    )
+    cpu_limit_milli = models.PositiveIntegerField(
+        _("CPU limit, millicores"),
+        null=True,
+        blank=True,
+        help_text=_("It never holds more. Empty: no limit."),
+    )
+    memory_quota_mib = models.PositiveIntegerField(
+        _("memory quota, MiB"),
+        null=True,
+        blank=True,
+        help_text=_("Of all node types together. Empty: not counted."),
+    )
+    memory_limit_mib = models.PositiveIntegerField(
+        _("memory limit, MiB"),
+        null=True,
+        blank=True,
+        help_text=_("It never holds more. Empty: no limit."),
+    )
     lends_idle = models.BooleanField(_("lends idle devices"), default=False)
     lending_window_s = models.PositiveIntegerField(
         _("idle before lending, seconds"),

@@ -15,13 +15,26 @@ from projects.models.owners import Department, Project
 class GpuQuota(models.Model):
     """A project's GPUs of one node type: guaranteed, never above, and weight for the surplus."""
 
-    project = models.ForeignKey(Project, on_delete=models.CASCADE, related_name="gpu_quotas")
-    node_type = models.ForeignKey(NodeType, on_delete=models.PROTECT, related_name="gpu_quotas")
+    project = models.ForeignKey(
+        Project, on_delete=models.CASCADE, related_name="gpu_quotas", verbose_name=_("project")
+    )
+    node_type = models.ForeignKey(
+        NodeType, on_delete=models.PROTECT, related_name="gpu_quotas", verbose_name=_("node type")
+    )
     quota_milli = models.PositiveIntegerField(_("quota, thousandths of a GPU"), default=0)
     limit_milli = models.PositiveIntegerField(
-        _("limit, thousandths of a GPU"), null=True, blank=True
+        _("limit, thousandths of a GPU"),
+        null=True,
+        blank=True,
+        help_text=_("It never holds more. Empty: no limit."),
     )
-    weight = models.PositiveSmallIntegerField(_("weight"), default=2)
+    weight = models.PositiveSmallIntegerField(
+        _("weight"),
+        default=2,
+        help_text=_(
+            "Its part of what others leave, beside their weights: 0 none, 1 low, 2 medium, 3 high."
+        ),
+    )
 
     class Meta:
         verbose_name = _("GPU quota")
@@ -50,15 +63,36 @@ class DepartmentQuota(models.Model):
         weight: Its part of the surplus among its siblings. Null: the weights below it, added up.
     """
 
-    department = models.ForeignKey(Department, on_delete=models.CASCADE, related_name="gpu_quotas")
-    node_type = models.ForeignKey(NodeType, on_delete=models.PROTECT, related_name="+")
+    department = models.ForeignKey(
+        Department,
+        on_delete=models.CASCADE,
+        related_name="gpu_quotas",
+        verbose_name=_("department"),
+    )
+    node_type = models.ForeignKey(
+        NodeType, on_delete=models.PROTECT, related_name="+", verbose_name=_("node type")
+    )
     quota_milli = models.PositiveIntegerField(
-        _("quota, thousandths of a GPU"), null=True, blank=True
+        _("quota, thousandths of a GPU"),
+        null=True,
+        blank=True,
+        help_text=_("Promised to all below it together. Empty: what they are promised, added up."),
     )
     limit_milli = models.PositiveIntegerField(
-        _("limit, thousandths of a GPU"), null=True, blank=True
+        _("limit, thousandths of a GPU"),
+        null=True,
+        blank=True,
+        help_text=_("All below it together never hold more. Empty: no limit of its own."),
     )
-    weight = models.PositiveSmallIntegerField(_("weight"), null=True, blank=True)
+    weight = models.PositiveSmallIntegerField(
+        _("weight"),
+        null=True,
+        blank=True,
+        help_text=_(
+            "Its part of what others leave, beside their weights. Empty: the weights below it, "
+            "added up."
+        ),
+    )
 
     class Meta:
         verbose_name = _("GPU quota of a department")

@@ -35,10 +35,20 @@ class Template(models.Model):
         _("scope"), max_length=16, choices=TemplateScope.choices, default=TemplateScope.PRIVATE
     )
     owner = models.ForeignKey(
-        User, on_delete=models.PROTECT, null=True, blank=True, related_name="templates"
+        User,
+        on_delete=models.PROTECT,
+        null=True,
+        blank=True,
+        related_name="templates",
+        verbose_name=_("owner"),
     )
     project = models.ForeignKey(
-        Project, on_delete=models.CASCADE, null=True, blank=True, related_name="templates"
+        Project,
+        on_delete=models.CASCADE,
+        null=True,
+        blank=True,
+        related_name="templates",
+        verbose_name=_("project"),
     )
     spec = models.JSONField(_("form values"), default=dict, blank=True)
     is_active = models.BooleanField(_("offered"), default=True)
@@ -72,11 +82,13 @@ class Template(models.Model):
 class Token(models.Model):
     """A bearer token of a person for the API; only its hash is stored."""
 
-    user = models.ForeignKey(User, on_delete=models.CASCADE, related_name="tokens")
+    user = models.ForeignKey(
+        User, on_delete=models.CASCADE, related_name="tokens", verbose_name=_("person")
+    )
     name = models.CharField(_("name"), max_length=80)
-    prefix = models.CharField(max_length=20)
+    prefix = models.CharField(_("begins with"), max_length=20)
     secret_hash = models.CharField(max_length=64, unique=True)
-    created_at = models.DateTimeField(auto_now_add=True)
+    created_at = models.DateTimeField(_("created"), auto_now_add=True)
     expires_at = models.DateTimeField(_("expires"))
     last_used_at = models.DateTimeField(_("last used"), null=True, blank=True)
     revoked_at = models.DateTimeField(_("revoked"), null=True, blank=True)
@@ -96,14 +108,16 @@ class AuditEntry(models.Model):
     the database refuses updates and deletions (a trigger, see the migration).
     """
 
-    at = models.DateTimeField(auto_now_add=True, db_index=True)
-    actor = models.ForeignKey(User, on_delete=models.PROTECT, null=True, related_name="+")
-    channel = models.CharField(max_length=16)
-    action = models.CharField(max_length=64)
-    entity = models.CharField(max_length=64)
-    entity_id = models.CharField(max_length=64)
-    before = models.JSONField(null=True)
-    after = models.JSONField(null=True)
+    at = models.DateTimeField(_("time"), auto_now_add=True, db_index=True)
+    actor = models.ForeignKey(
+        User, on_delete=models.PROTECT, null=True, related_name="+", verbose_name=_("person")
+    )
+    channel = models.CharField(_("channel"), max_length=16)
+    action = models.CharField(_("action"), max_length=64)
+    entity = models.CharField(_("kind of thing"), max_length=64)
+    entity_id = models.CharField(_("thing"), max_length=64)
+    before = models.JSONField(_("before"), null=True)
+    after = models.JSONField(_("after"), null=True)
 
     class Meta:
         ordering = ("-at",)

@@ -90,24 +90,30 @@ class Attempt(models.Model):
     """
 
     id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
-    workload = models.ForeignKey(Workload, on_delete=models.CASCADE, related_name="attempts")
+    workload = models.ForeignKey(
+        Workload, on_delete=models.CASCADE, related_name="attempts", verbose_name=_("workload")
+    )
     replica = models.PositiveSmallIntegerField(default=0)
-    number = models.PositiveIntegerField()
+    number = models.PositiveIntegerField(_("number"))
     num_replicas = models.PositiveSmallIntegerField(default=1)
     rendezvous_port = models.PositiveIntegerField(null=True, blank=True)
-    node = models.ForeignKey(Node, on_delete=models.PROTECT, related_name="attempts")
-    phase = models.CharField(
-        max_length=16, choices=AttemptPhase.choices, default=AttemptPhase.STARTING
+    node = models.ForeignKey(
+        Node, on_delete=models.PROTECT, related_name="attempts", verbose_name=_("node")
     )
-    goal = models.CharField(max_length=16, choices=AttemptGoal.choices, default=AttemptGoal.RUN)
+    phase = models.CharField(
+        _("state"), max_length=16, choices=AttemptPhase.choices, default=AttemptPhase.STARTING
+    )
+    goal = models.CharField(
+        _("should be"), max_length=16, choices=AttemptGoal.choices, default=AttemptGoal.RUN
+    )
     goal_detail = models.CharField(max_length=500, blank=True)
     goal_at = models.DateTimeField(null=True, blank=True)
     is_ready = models.BooleanField(default=False)
-    placed_at = models.DateTimeField()
+    placed_at = models.DateTimeField(_("placed"))
     started_at = models.DateTimeField(null=True, blank=True)
     ready_at = models.DateTimeField(null=True, blank=True)
     ended_at = models.DateTimeField(null=True, blank=True)
-    exit_code = models.IntegerField(null=True, blank=True)
+    exit_code = models.IntegerField(_("exit code"), null=True, blank=True)
     exit_cause = models.CharField(max_length=32, blank=True)
     is_retryable = models.BooleanField(default=True)
     error = models.TextField(blank=True)
@@ -153,6 +159,8 @@ class Attempt(models.Model):
 
     class Meta:
         ordering = ("workload", "replica", "number")
+        verbose_name = _("attempt")
+        verbose_name_plural = _("attempts")
         indexes: ClassVar = [models.Index(fields=["ended_at"], name="attempt_end")]
         constraints: ClassVar = [
             models.UniqueConstraint(
@@ -213,23 +221,33 @@ class Allocation(models.Model):
             it uses on loan is in its loans.
     """
 
-    attempt = models.OneToOneField(Attempt, on_delete=models.CASCADE, related_name="allocation")
-    workload = models.ForeignKey(Workload, on_delete=models.CASCADE, related_name="allocations")
-    project = models.ForeignKey(Project, on_delete=models.PROTECT, related_name="+")
-    node = models.ForeignKey(Node, on_delete=models.PROTECT, related_name="allocations")
-    gpu_milli = models.PositiveIntegerField(default=0)
-    cpu_milli = models.PositiveIntegerField()
-    memory_mib = models.PositiveIntegerField()
-    is_borrowed = models.BooleanField(default=False)
-    is_lent = models.BooleanField(default=False, db_default=False)
-    gpu_from = models.DateTimeField(null=True, blank=True)
-    started_at = models.DateTimeField()
-    ended_at = models.DateTimeField(null=True, blank=True)
+    attempt = models.OneToOneField(
+        Attempt, on_delete=models.CASCADE, related_name="allocation", verbose_name=_("attempt")
+    )
+    workload = models.ForeignKey(
+        Workload, on_delete=models.CASCADE, related_name="allocations", verbose_name=_("workload")
+    )
+    project = models.ForeignKey(
+        Project, on_delete=models.PROTECT, related_name="+", verbose_name=_("project")
+    )
+    node = models.ForeignKey(
+        Node, on_delete=models.PROTECT, related_name="allocations", verbose_name=_("node")
+    )
+    gpu_milli = models.PositiveIntegerField(_("GPU, thousandths"), default=0)
+    cpu_milli = models.PositiveIntegerField(_("CPU, millicores"))
+    memory_mib = models.PositiveIntegerField(_("memory, MiB"))
+    is_borrowed = models.BooleanField(_("borrowed"), default=False)
+    is_lent = models.BooleanField(_("on loan"), default=False, db_default=False)
+    gpu_from = models.DateTimeField(_("devices its own since"), null=True, blank=True)
+    started_at = models.DateTimeField(_("began"))
+    ended_at = models.DateTimeField(_("ended"), null=True, blank=True)
 
     if TYPE_CHECKING:
         devices: RelatedManager[DeviceAllocation]
 
     class Meta:
+        verbose_name = _("allocation")
+        verbose_name_plural = _("allocations")
         indexes: ClassVar = [
             models.Index(
                 fields=["node"], name="allocation_open", condition=Q(ended_at__isnull=True)
@@ -293,15 +311,23 @@ class DeviceHold(models.Model):
     the core).
     """
 
-    workload = models.ForeignKey(Workload, on_delete=models.CASCADE, related_name="holds")
-    replica = models.PositiveSmallIntegerField(default=0)
-    node = models.ForeignKey(Node, on_delete=models.CASCADE, related_name="+")
-    device_indices = ArrayField(models.PositiveSmallIntegerField(), default=list, blank=True)
-    milli_per_device = models.PositiveIntegerField(default=0)
-    created_at = models.DateTimeField()
-    expires_at = models.DateTimeField()
+    workload = models.ForeignKey(
+        Workload, on_delete=models.CASCADE, related_name="holds", verbose_name=_("workload")
+    )
+    replica = models.PositiveSmallIntegerField(_("replica"), default=0)
+    node = models.ForeignKey(
+        Node, on_delete=models.CASCADE, related_name="+", verbose_name=_("node")
+    )
+    device_indices = ArrayField(
+        models.PositiveSmallIntegerField(), verbose_name=_("devices"), default=list, blank=True
+    )
+    milli_per_device = models.PositiveIntegerField(_("thousandths of each"), default=0)
+    created_at = models.DateTimeField(_("created"))
+    expires_at = models.DateTimeField(_("expires"))
 
     class Meta:
+        verbose_name = _("hold of devices")
+        verbose_name_plural = _("holds of devices")
         constraints: ClassVar = [
             models.UniqueConstraint(fields=["workload", "replica"], name="hold_one_per_replica"),
         ]
@@ -316,19 +342,27 @@ class Checkpoint(models.Model):
     `is_kept` is False once it expired.
     """
 
-    workload = models.ForeignKey(Workload, on_delete=models.CASCADE, related_name="checkpoints")
-    attempt = models.ForeignKey(
-        Attempt, on_delete=models.SET_NULL, null=True, related_name="checkpoints"
+    workload = models.ForeignKey(
+        Workload, on_delete=models.CASCADE, related_name="checkpoints", verbose_name=_("workload")
     )
-    key = models.CharField(max_length=200)
-    step = models.BigIntegerField(null=True, blank=True)
-    saved_at = models.DateTimeField()
-    size_bytes = models.BigIntegerField()
-    sha256 = models.CharField(max_length=64)
-    is_kept = models.BooleanField(default=True)
+    attempt = models.ForeignKey(
+        Attempt,
+        on_delete=models.SET_NULL,
+        null=True,
+        related_name="checkpoints",
+        verbose_name=_("attempt"),
+    )
+    key = models.CharField(_("key"), max_length=200)
+    step = models.BigIntegerField(_("step"), null=True, blank=True)
+    saved_at = models.DateTimeField(_("saved"))
+    size_bytes = models.BigIntegerField(_("size, bytes"))
+    sha256 = models.CharField(_("SHA-256"), max_length=64)
+    is_kept = models.BooleanField(_("kept"), default=True)
 
     class Meta:
         ordering = ("-saved_at",)
+        verbose_name = _("checkpoint")
+        verbose_name_plural = _("checkpoints")
         constraints: ClassVar = [
             models.UniqueConstraint(fields=["workload", "key"], name="checkpoint_key_unique"),
         ]

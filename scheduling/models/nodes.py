@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from django.db import models
 from django.db.models import Q
+from django.utils.translation import gettext_lazy as _
 from django.utils.translation import pgettext_lazy
 
 from projects.models import NodeType, User, validate_slug
@@ -30,13 +31,13 @@ class Zone(models.Model):
         rival, rival_at: The machine of another that claimed it in vain, and when it last did.
     """
 
-    name = models.CharField(max_length=40, unique=True, validators=[validate_slug])
+    name = models.CharField(_("name"), max_length=40, unique=True, validators=[validate_slug])
     token_hash = models.CharField(max_length=64)
     relay_url = models.CharField(max_length=200, blank=True)
     relay_secret = models.CharField(max_length=100, blank=True)
-    last_report_at = models.DateTimeField(null=True, blank=True)
-    clock_skew_s = models.FloatField(default=0.0)
-    is_stopping = models.BooleanField(default=False)
+    last_report_at = models.DateTimeField(_("last report"), null=True, blank=True)
+    clock_skew_s = models.FloatField(_("agent's clock ahead, s"), default=0.0)
+    is_stopping = models.BooleanField(_("stopping"), default=False)
     agent_id = models.CharField(max_length=64, blank=True, db_default="")
     agent_host = models.CharField(max_length=255, blank=True, db_default="")
     rival = models.CharField(max_length=255, blank=True, db_default="")
@@ -44,6 +45,10 @@ class Zone(models.Model):
 
     if TYPE_CHECKING:
         nodes: RelatedManager[Node]
+
+    class Meta:
+        verbose_name = _("zone")
+        verbose_name_plural = _("zones")
 
     def __str__(self) -> str:
         return self.name
@@ -71,22 +76,31 @@ class Node(models.Model):
             it last did (`services.claims`).
     """
 
-    name = models.CharField(max_length=63, unique=True)
-    zone = models.ForeignKey(Zone, on_delete=models.PROTECT, related_name="nodes")
+    name = models.CharField(_("name"), max_length=63, unique=True)
+    zone = models.ForeignKey(
+        Zone, on_delete=models.PROTECT, related_name="nodes", verbose_name=_("zone")
+    )
     node_type = models.ForeignKey(
-        NodeType, on_delete=models.PROTECT, null=True, blank=True, related_name="nodes"
+        NodeType,
+        on_delete=models.PROTECT,
+        null=True,
+        blank=True,
+        related_name="nodes",
+        verbose_name=_("node type"),
     )
     labels = models.JSONField(default=dict)
-    cpu_milli = models.PositiveIntegerField()
-    memory_mib = models.PositiveIntegerField()
-    state = models.CharField(max_length=16, choices=NodeState.choices, default=NodeState.READY)
+    cpu_milli = models.PositiveIntegerField(_("CPU, millicores"))
+    memory_mib = models.PositiveIntegerField(_("memory, MiB"))
+    state = models.CharField(
+        _("state"), max_length=16, choices=NodeState.choices, default=NodeState.READY
+    )
     cordon = models.JSONField(default=dict, blank=True)
     cordoned_at = models.DateTimeField(null=True, blank=True)
     cordoned_by = models.ForeignKey(
         User, on_delete=models.SET_NULL, null=True, blank=True, related_name="+"
     )
     opened_at = models.DateTimeField(null=True, blank=True)
-    is_simulated = models.BooleanField(default=False)
+    is_simulated = models.BooleanField(_("simulated"), default=False)
     is_isolated = models.BooleanField(default=False)
     isolation_note = models.CharField(max_length=500, blank=True)
     fraction_mechanism = models.CharField(max_length=200, blank=True)
@@ -104,6 +118,8 @@ class Node(models.Model):
 
     class Meta:
         ordering = ("name",)
+        verbose_name = _("node")
+        verbose_name_plural = _("nodes")
         constraints: ClassVar = [
             models.CheckConstraint(
                 condition=Q(state__in=NodeState.values), name="node_state_known"
@@ -123,15 +139,19 @@ class Device(models.Model):
     """
 
     uuid = models.CharField(primary_key=True, max_length=64)
-    node = models.ForeignKey(Node, on_delete=models.CASCADE, related_name="devices")
-    index = models.PositiveSmallIntegerField()
-    model = models.CharField(max_length=80)
-    memory_mib = models.PositiveIntegerField()
-    allocated_milli = models.PositiveIntegerField(default=0)
-    is_healthy = models.BooleanField(default=True)
+    node = models.ForeignKey(
+        Node, on_delete=models.CASCADE, related_name="devices", verbose_name=_("node")
+    )
+    index = models.PositiveSmallIntegerField(_("number"))
+    model = models.CharField(_("model"), max_length=80)
+    memory_mib = models.PositiveIntegerField(_("memory, MiB"))
+    allocated_milli = models.PositiveIntegerField(_("allocated, thousandths"), default=0)
+    is_healthy = models.BooleanField(_("healthy"), default=True)
 
     class Meta:
         ordering = ("node", "index")
+        verbose_name = _("device")
+        verbose_name_plural = _("devices")
         constraints: ClassVar = [
             models.UniqueConstraint(fields=["node", "index"], name="device_index_unique"),
             models.CheckConstraint(

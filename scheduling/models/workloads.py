@@ -117,9 +117,13 @@ class Workload(models.Model):
 
     id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
     name = models.CharField(_("name"), max_length=40, validators=[validate_slug])
-    project = models.ForeignKey(Project, on_delete=models.PROTECT, related_name="workloads")
-    owner = models.ForeignKey(User, on_delete=models.PROTECT, related_name="workloads")
-    kind = models.CharField(max_length=16, choices=WorkloadKind.choices)
+    project = models.ForeignKey(
+        Project, on_delete=models.PROTECT, related_name="workloads", verbose_name=_("project")
+    )
+    owner = models.ForeignKey(
+        User, on_delete=models.PROTECT, related_name="workloads", verbose_name=_("owner")
+    )
+    kind = models.CharField(_("kind"), max_length=16, choices=WorkloadKind.choices)
     template_name = models.CharField(max_length=80, blank=True)
     request_id = models.UUIDField(unique=True, default=uuid.uuid4, editable=False)
     language = models.CharField(max_length=16, blank=True, default="", editable=False)
@@ -150,10 +154,10 @@ class Workload(models.Model):
     max_run_s = models.PositiveIntegerField(null=True, blank=True)
     session_secret = models.CharField(max_length=64, default=new_session_secret, editable=False)
 
-    phase = models.CharField(max_length=16, choices=Phase.choices, default=Phase.QUEUED)
+    phase = models.CharField(_("state"), max_length=16, choices=Phase.choices, default=Phase.QUEUED)
     phase_changed_at = models.DateTimeField()
     generation = models.PositiveIntegerField(default=1)
-    submitted_at = models.DateTimeField()
+    submitted_at = models.DateTimeField(_("submitted"))
     ended_at = models.DateTimeField(null=True, blank=True)
     reason = models.JSONField(default=dict, blank=True)
     reason_at = models.DateTimeField(null=True, blank=True)
@@ -196,6 +200,8 @@ class Workload(models.Model):
 
     class Meta:
         ordering = ("-submitted_at", "id")
+        verbose_name = _("workload")
+        verbose_name_plural = _("workloads")
         indexes: ClassVar = [
             models.Index(
                 fields=["phase"],
@@ -303,17 +309,26 @@ class Wait(models.Model):
         details: The numbers of both projects at that moment, the checkpoint's age, …
     """
 
-    workload = models.ForeignKey(Workload, on_delete=models.CASCADE, related_name="waits")
-    started_at = models.DateTimeField()
-    ended_at = models.DateTimeField(null=True, blank=True)
-    cause = models.CharField(max_length=32)
-    claimant = models.ForeignKey(
-        Workload, on_delete=models.SET_NULL, null=True, blank=True, related_name="+"
+    workload = models.ForeignKey(
+        Workload, on_delete=models.CASCADE, related_name="waits", verbose_name=_("workload")
     )
-    details = models.JSONField(default=dict, blank=True)
+    started_at = models.DateTimeField(_("began"))
+    ended_at = models.DateTimeField(_("ended"), null=True, blank=True)
+    cause = models.CharField(_("cause"), max_length=32)
+    claimant = models.ForeignKey(
+        Workload,
+        on_delete=models.SET_NULL,
+        null=True,
+        blank=True,
+        related_name="+",
+        verbose_name=_("who gained"),
+    )
+    details = models.JSONField(_("details"), default=dict, blank=True)
 
     class Meta:
         ordering = ("started_at",)
+        verbose_name = _("wait in the queue")
+        verbose_name_plural = _("waits in the queue")
         indexes: ClassVar = [models.Index(fields=["ended_at"], name="wait_end")]
         constraints: ClassVar = [
             models.UniqueConstraint(
@@ -338,20 +353,34 @@ class Event(models.Model):
         details: Numbers for the sentence (see `scheduling.texts`).
     """
 
-    workload = models.ForeignKey(Workload, on_delete=models.CASCADE, related_name="events")
+    workload = models.ForeignKey(
+        Workload, on_delete=models.CASCADE, related_name="events", verbose_name=_("workload")
+    )
     attempt = models.ForeignKey(
-        "scheduling.Attempt", on_delete=models.SET_NULL, null=True, blank=True, related_name="+"
+        "scheduling.Attempt",
+        on_delete=models.SET_NULL,
+        null=True,
+        blank=True,
+        related_name="+",
+        verbose_name=_("attempt"),
     )
-    at = models.DateTimeField()
-    code = models.CharField(max_length=40)
-    phase = models.CharField(max_length=16, choices=Phase.choices)
+    at = models.DateTimeField(_("time"))
+    code = models.CharField(_("what happened"), max_length=40)
+    phase = models.CharField(_("state"), max_length=16, choices=Phase.choices)
     actor = models.ForeignKey(
-        User, on_delete=models.SET_NULL, null=True, blank=True, related_name="+"
+        User,
+        on_delete=models.SET_NULL,
+        null=True,
+        blank=True,
+        related_name="+",
+        verbose_name=_("person"),
     )
-    details = models.JSONField(default=dict, blank=True)
+    details = models.JSONField(_("details"), default=dict, blank=True)
 
     class Meta:
         ordering = ("at", "id")
+        verbose_name = _("event")
+        verbose_name_plural = _("events")
         indexes: ClassVar = [models.Index(fields=["workload", "at"], name="event_workload")]
 
     def __str__(self) -> str:
