@@ -35,5 +35,5 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("", include("scheduling.urls")),
 ]
 
-# A page that fails because the database is away says so, with 503.
-handler500 = "scheduling.views.errors.server_error"
+# What fails because the database is away says so, with 503.
+handler500 = "scheduling.failures.server_error"

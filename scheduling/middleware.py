@@ -6,11 +6,11 @@ from collections.abc import Callable
 from urllib.parse import unquote
 
 from django.db import DataError
-from django.http import HttpRequest, HttpResponse, HttpResponseBase, JsonResponse
+from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.utils.translation import gettext as _
 from django.views.defaults import bad_request
 
-from scheduling.api.problems import CONTENT_TYPE, Problem
+from scheduling.api.problems import Problem
 
 
 class NulMiddleware:
@@ -29,5 +29,5 @@ class NulMiddleware:
             return None
         if not request.path.startswith("/api/"):
             return bad_request(request, error)
-        problem = Problem(400, "nul_in_address", _("An address cannot contain a NUL character."))
-        return JsonResponse(problem.body(), status=problem.status, content_type=CONTENT_TYPE)
+        detail = _("An address cannot contain a NUL character.")
+        return Problem(400, "nul_in_address", detail).plain_response()

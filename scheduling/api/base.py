@@ -14,7 +14,6 @@ from drf_spectacular.utils import OpenApiParameter
 from rest_framework.authentication import SessionAuthentication
 from rest_framework.exceptions import NotFound
 from rest_framework.pagination import CursorPagination
-from rest_framework.parsers import JSONParser
 from rest_framework.permissions import IsAuthenticated
 from rest_framework.renderers import BaseRenderer, JSONRenderer
 from rest_framework.request import Request
@@ -24,6 +23,7 @@ from rest_framework.viewsets import GenericViewSet
 
 from projects.models import User
 from scheduling.api.auth import BearerAuthentication
+from scheduling.api.parsers import JsonParser
 from scheduling.api.problems import FieldError, handle, wrong_fields
 
 DEFAULT_LIMIT = 50
@@ -98,7 +98,7 @@ class ApiViewSet(GenericViewSet):  # type: ignore[type-arg]  # one class for sev
 
     authentication_classes = (BearerAuthentication, SessionAuthentication)
     permission_classes = (IsAuthenticated,)
-    parser_classes = (JSONParser,)
+    parser_classes = (JsonParser,)
     renderer_classes: tuple[type[BaseRenderer], ...] = (JSONRenderer,)
     pagination_class = ListPages
     search_fields: tuple[str, ...] = ()

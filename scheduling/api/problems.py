@@ -12,9 +12,10 @@ from dataclasses import asdict, dataclass, field, replace
 from http import HTTPStatus
 from typing import Any
 
-from django.core.exceptions import PermissionDenied
+from django.conf import settings
+from django.core.exceptions import PermissionDenied, RequestDataTooBig
 from django.db import InterfaceError, OperationalError
-from django.http import Http404
+from django.http import Http404, JsonResponse
 from django.utils.translation import gettext as _
 from psycopg_pool import PoolTimeout
 from rest_framework import exceptions
@@ -22,6 +23,7 @@ from rest_framework.permissions import SAFE_METHODS
 from rest_framework.response import Response
 from rest_framework.views import exception_handler
 
+from scheduling import formats
 from scheduling.services.actions import ActionRefusedError
 
 CONTENT_TYPE = "application/problem+json"
@@ -72,8 +74,17 @@ class Problem:
     def response(self) -> Response:
         """The answer of a view."""
         body = self.body()
-        headers = {**self.headers, "X-Request-Id": str(body["request_id"])}
+        headers = self._headers(body)
         return Response(body, status=self.status, headers=headers, content_type=CONTENT_TYPE)
+
+    def plain_response(self) -> JsonResponse:
+        """The same where no view answers."""
+        body = self.body()
+        headers = self._headers(body)
+        return JsonResponse(body, status=self.status, headers=headers, content_type=CONTENT_TYPE)
+
+    def _headers(self, body: Mapping[str, object]) -> dict[str, str]:
+        return {**self.headers, "X-Request-Id": str(body["request_id"])}
 
 
 class ProblemError(Exception):
@@ -91,6 +102,12 @@ def wrong_fields(errors: Sequence[FieldError]) -> ProblemError:
     )
 
 
+def database_away() -> Problem:
+    detail = _("The database does not answer; try again in a moment.")
+    headers = {"Retry-After": str(RETRY_AFTER_S)}
+    return Problem(503, "database_away", detail, headers=headers)
+
+
 def handle(error: Exception, context: dict[str, Any]) -> Response | None:  # DRF's own signature
     """Turn what a view raised into a problem; None lets Django answer with its error page."""
     if isinstance(error, ProblemError):
@@ -103,9 +120,12 @@ def handle(error: Exception, context: dict[str, Any]) -> Response | None:  # DRF
         status = 403 if error.code == "not_allowed" else 409
         return Problem(status, error.code, error.message).response()
     if isinstance(error, DATABASE_AWAY):
-        detail = _("The database does not answer; try again in a moment.")
-        headers = {"Retry-After": str(RETRY_AFTER_S)}
-        return Problem(503, "database_away", detail, headers=headers).response()
+        return database_away().response()
+    if isinstance(error, RequestDataTooBig):
+        detail = _("The body is larger than %(limit)s.") % {
+            "limit": formats.size(settings.DATA_UPLOAD_MAX_MEMORY_SIZE)
+        }
+        return Problem(413, "body_too_large", detail).response()
     if isinstance(error, Http404):
         error = exceptions.NotFound()
     elif isinstance(error, PermissionDenied):

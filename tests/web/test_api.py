@@ -7,6 +7,7 @@ import re
 import uuid
 
 import pytest
+from django.db import connection
 from django.test import Client
 
 from projects import tokens
@@ -187,11 +188,46 @@ def test_bad_input_is_answered_at_the_field(
     assert not Workload.objects.exists()
 
 
-@pytest.mark.parametrize("body", ["", "[]", '"text"', "{", "nul\xff", '{"a": NaN}'])
-def test_what_is_no_object_is_refused(api: Api, body: str) -> None:
-    answer = api.client.post("/api/v1/workloads", body, content_type="application/json")
-    assert answer.status_code in (400, 422)
+@pytest.mark.parametrize(
+    ("body", "status", "code", "words"),
+    [
+        ("", 422, "invalid_fields", "полях"),
+        ("[]", 422, "invalid_fields", "полях"),
+        ('"text"', 422, "invalid_fields", "полях"),
+        ("{", 400, "parse_error", "строки 1, столбца 2"),
+        ('{"kind":\n,}', 400, "parse_error", "строки 2, столбца 1"),
+        ("nul\xff", 400, "parse_error", "не JSON"),
+        (b'{"kind": "\xff"}', 400, "parse_error", "UTF-8"),
+        ('{"kind": "\\ud800"}', 400, "parse_error", "UTF-8"),
+        ('{"a": NaN}', 400, "parse_error", "число"),
+        ('{"a": 1' + 5000 * "0" + "}", 400, "parse_error", "число"),
+        (100_000 * "[", 400, "parse_error", "вложенность"),
+        ('"' + 17 * 1024 * 1024 * "x" + '"', 413, "body_too_large", "больше 16"),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_what_is_no_object_is_refused(
+    api: Api, body: str | bytes, status: int, code: str, words: str
+) -> None:
+    for language in ("en", "ru"):
+        headers = {"Accept-Language": language}
+        answer = api.client.post(
+            "/api/v1/workloads", body, content_type="application/json", headers=headers
+        )
+        assert (answer.status_code, answer.json()["code"]) == (status, code)
+        assert answer["Content-Type"] == "application/problem+json"
+        assert bool(re.search("[а-я]", answer.json()["detail"])) is (language == "ru")
+    assert words in answer.json()["detail"]
+
+
+def test_a_failure_of_allot_is_a_problem_too(api: Api) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("ALTER TABLE projects_template RENAME TO gone")
+    api.client.raise_request_exception = False
+    answer = api.get("templates")
+    assert (answer.status_code, answer.json()["code"]) == (500, "internal_error")
     assert answer["Content-Type"] == "application/problem+json"
+    assert answer["X-Request-Id"] == answer.json()["request_id"]
 
 
 def test_all_wrong_fields_are_named_at_once(api: Api) -> None:
