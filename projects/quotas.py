@@ -7,6 +7,9 @@ is no override.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, TypeVar
+
 from django.core.exceptions import ValidationError
 from django.db import connection, transaction
 
@@ -14,6 +17,11 @@ from projects.audit import record
 from projects.departments import lock_tree
 from projects.models import Department, DepartmentQuota, GpuQuota, NodeType, Project, User
 from projects.promises import Promises
+
+if TYPE_CHECKING:
+    from django_stubs_ext.db.models.manager import RelatedManager
+
+Quota = TypeVar("Quota", GpuQuota, DepartmentQuota)
 
 WAKE_CHANNEL = "allot_wake"
 """The planner listens here; a change of quota is a reason to plan."""
@@ -64,7 +72,6 @@ def check_move(owner: Project | Department, field: str) -> None:
         raise ValidationError({field: problems})
 
 
-@transaction.atomic
 def set_gpu_quota(
     project: Project,
     node_type: NodeType,
@@ -79,31 +86,10 @@ def set_gpu_quota(
     Raises:
         ValidationError: as `check_gpu_quota`.
     """
-    # The node type's row serialises changes of its quotas: two admins cannot promise the same GPU.
-    locked = NodeType.objects.select_for_update(no_key=True).get(pk=node_type.pk)
-    # Where it belongs now: whoever moves it holds the same lock.
-    check_gpu_quota(Project.objects.get(pk=project.pk), locked, quota_milli, limit_milli)
-    before = (
-        GpuQuota.objects.filter(project=project, node_type=locked)
-        .values("quota_milli", "limit_milli", "weight")
-        .first()
-    )
-    after = {"quota_milli": quota_milli, "limit_milli": limit_milli, "weight": weight}
-    quota, _created = GpuQuota.objects.update_or_create(
-        project=project, node_type=locked, defaults=after
-    )
-    record(
-        actor,
-        action="quota.set",
-        entity=("project", project.name),
-        before=before,
-        after={"node_type": locked.name, **after},
-    )
-    wake_planner()
-    return quota
+    bounds = {"quota_milli": quota_milli, "limit_milli": limit_milli, "weight": weight}
+    return _set(project, project.gpu_quotas, node_type, bounds, actor)
 
 
-@transaction.atomic
 def set_department_quota(
     department: Department,
     node_type: NodeType,
@@ -118,20 +104,31 @@ def set_department_quota(
     Raises:
         ValidationError: as `check_gpu_quota`.
     """
+    bounds = {"quota_milli": quota_milli, "limit_milli": limit_milli, "weight": weight}
+    return _set(department, department.gpu_quotas, node_type, bounds, actor)
+
+
+@transaction.atomic
+def _set(
+    owner: Project | Department,
+    rows: RelatedManager[Quota],
+    node_type: NodeType,
+    bounds: Mapping[str, int | None],
+    actor: User | None,
+) -> Quota:
+    # The node type's row serialises changes of its quotas: two admins cannot promise the same GPU.
     locked = NodeType.objects.select_for_update(no_key=True).get(pk=node_type.pk)
-    check_gpu_quota(Department.objects.get(pk=department.pk), locked, quota_milli, limit_milli)
-    rows = DepartmentQuota.objects.filter(department=department, node_type=locked)
-    before = rows.values("quota_milli", "limit_milli", "weight").first()
-    after = {"quota_milli": quota_milli, "limit_milli": limit_milli, "weight": weight}
-    quota, _created = DepartmentQuota.objects.update_or_create(
-        department=department, node_type=locked, defaults=after
-    )
+    # Where it belongs now: whoever moves it holds the same lock.
+    placed = type(owner)._default_manager.get(pk=owner.pk)
+    check_gpu_quota(placed, locked, bounds["quota_milli"], bounds["limit_milli"])
+    before = rows.filter(node_type=locked).values(*bounds).first()
+    quota, _created = rows.update_or_create(node_type=locked, defaults=bounds)
     record(
         actor,
         action="quota.set",
-        entity=("department", department.name),
+        entity=(str(owner._meta.model_name), owner.name),
         before=before,
-        after={"node_type": locked.name, **after},
+        after={"node_type": locked.name, **bounds},
     )
     wake_planner()
     return quota

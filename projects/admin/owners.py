@@ -58,46 +58,38 @@ class DepartmentField(forms.ModelChoiceField):  # type: ignore[type-arg]  # gene
     iterator = DepartmentIterator
 
 
-class ProjectForm(forms.ModelForm):  # type: ignore[type-arg]  # generic at check time only
-    """A project whose promises fit where it belongs."""
+class PlacedForm(forms.ModelForm):  # type: ignore[type-arg]  # generic at check time only
+    """Of what belongs to a department: its promises fit where it belongs."""
 
+    place: ClassVar[str]
+    """The field that says where."""
+
+    def clean(self) -> dict[str, Any]:  # what Django declares
+        """Refuse a department that has no room for what is promised here, or is below it.
+
+        Raises:
+            ValidationError: keyed by the field that says where it belongs.
+        """
+        values = super().clean() or self.cleaned_data
+        if self.place in self.changed_data and self.instance.pk is not None:
+            moved = copy(self.instance)
+            setattr(moved, self.place, values.get(self.place))
+            check_move(moved, self.place)
+        return values
+
+
+class ProjectForm(PlacedForm):
+    place = "department"
     department = DepartmentField(
         Department.objects.all(), required=False, label=capfirst(_("department"))
     )
 
-    def clean(self) -> dict[str, Any]:  # what Django declares
-        """Refuse a department that has no room for what the project is promised.
 
-        Raises:
-            ValidationError: keyed by `department`.
-        """
-        values = super().clean() or self.cleaned_data
-        if "department" in self.changed_data and self.instance.pk is not None:
-            moved = copy(self.instance)
-            moved.department = values.get("department")
-            check_move(moved, "department")
-        return values
-
-
-class DepartmentForm(forms.ModelForm):  # type: ignore[type-arg]  # generic at check time only
-    """A department that is not below itself, and whose promises fit where it belongs."""
-
+class DepartmentForm(PlacedForm):
+    place = "parent"
     parent = DepartmentField(
         Department.objects.all(), required=False, label=capfirst(_("belongs to"))
     )
-
-    def clean(self) -> dict[str, Any]:  # what Django declares
-        """Refuse a loop, and a place that has no room for what is promised below it.
-
-        Raises:
-            ValidationError: keyed by `parent`.
-        """
-        values = super().clean() or self.cleaned_data
-        if "parent" in self.changed_data and self.instance.pk is not None:
-            moved = copy(self.instance)
-            moved.parent = values.get("parent")
-            check_move(moved, "parent")
-        return values
 
 
 class QuotaFormSet(BaseInlineFormSet):  # type: ignore[type-arg]  # generic at check time only
@@ -197,18 +189,15 @@ class DepartmentFilter(admin.SimpleListFilter):
 
 
 class OwnerAdmin(AuditedAdmin):
-    """Of what has quota: a change of quota goes through its service, a new place wakes the
-    planner."""
-
-    place: ClassVar[str]
-    """The field that says where it belongs."""
+    """Of what has quota: a change of quota goes through its service, any other wakes the planner
+    too."""
 
     def save_model(
         self, request: HttpRequest, obj: models.Model, form: forms.ModelForm[Any], change: bool
     ) -> None:
-        """Save and audit."""
+        """Save and audit; its place, priority and limits are what plans depend on."""
         super().save_model(request, obj, form, change)
-        if self.place in form.changed_data:
+        if form.changed_data:
             wake_planner()
 
     def save_formset(
@@ -259,7 +248,6 @@ class OwnerAdmin(AuditedAdmin):
 
 
 class ProjectAdmin(OwnerAdmin):
-    place = "department"
     form = ProjectForm
     list_filter = (DepartmentFilter, "is_personal")
     search_fields = ("name", "title")
@@ -279,7 +267,6 @@ class ProjectAdmin(OwnerAdmin):
 
 
 class DepartmentAdmin(OwnerAdmin):
-    place = "parent"
     form = DepartmentForm
     fields = ("name", "title", "parent")
     search_fields = ("name", "title")

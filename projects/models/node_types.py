@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from decimal import Decimal
+from typing import TYPE_CHECKING, ClassVar
 
 from django.core.exceptions import ValidationError
 from django.core.validators import MinValueValidator
@@ -12,6 +13,21 @@ from django.utils.translation import gettext_lazy as _
 
 from projects.models.names import DEFAULT_LABEL_KEY, validate_slug
 from projects.models.owners import Project
+
+if TYPE_CHECKING:
+    from django_stubs_ext import StrOrPromise
+
+
+def _price(
+    title: StrOrPromise, decimal_places: int
+) -> models.DecimalField[str | float | Decimal, Decimal]:
+    return models.DecimalField(
+        title,
+        max_digits=10,
+        decimal_places=decimal_places,
+        default=0,
+        validators=[MinValueValidator(0)],
+    )
 
 
 class NodeType(models.Model):
@@ -56,27 +72,9 @@ class NodeType(models.Model):
         default=102_400,
         help_text=_("So much at most, on each node with Swap."),
     )
-    gpu_price_per_hour = models.DecimalField(
-        _("price of a GPU per hour"),
-        max_digits=10,
-        decimal_places=2,
-        default=0,
-        validators=[MinValueValidator(0)],
-    )
-    cpu_price_per_hour = models.DecimalField(
-        _("price of a core per hour"),
-        max_digits=10,
-        decimal_places=4,
-        default=0,
-        validators=[MinValueValidator(0)],
-    )
-    memory_price_per_hour = models.DecimalField(
-        _("price of a GiB per hour"),
-        max_digits=10,
-        decimal_places=4,
-        default=0,
-        validators=[MinValueValidator(0)],
-    )
+    gpu_price_per_hour = _price(_("price of a GPU per hour"), decimal_places=2)
+    cpu_price_per_hour = _price(_("price of a core per hour"), decimal_places=4)
+    memory_price_per_hour = _price(_("price of a GiB per hour"), decimal_places=4)
     rank = models.PositiveSmallIntegerField(
         _("order"), default=100, help_text=_("In lists and forms, and which is tried first.")
     )

@@ -80,6 +80,27 @@ class Department(models.Model):
             raise ValidationError({"parent": ValidationError(message, "too_deep", params)})
 
 
+def _max_run_in_range(kind: str) -> models.CheckConstraint:
+    """A comparison with null is unknown, which a constraint lets pass."""
+    name = f"max_run_{kind}_s"
+    values = {
+        f"{name}__gte": 60,
+        f"{name}__lte": 30 * 86_400,
+        f"{name}__gt": F("idle_stop_after_s"),
+    }
+    return models.CheckConstraint(condition=Q(**values), name=f"project_max_run_{kind}_range")
+
+
+def _limit_not_below(resource: str, unit: str) -> models.CheckConstraint:
+    quota, limit = f"{resource}_quota_{unit}", f"{resource}_limit_{unit}"
+    return models.CheckConstraint(
+        condition=Q(**{f"{limit}__isnull": True})
+        | Q(**{f"{quota}__isnull": True})
+        | Q(**{f"{limit}__gte": F(quota)}),
+        name=f"project_{resource}_limit_not_below_quota",
+    )
+
+
 class Project(models.Model):
     """Who owns quota: a team, or a single person.
 
@@ -226,35 +247,9 @@ class Project(models.Model):
                 ),
                 name="project_idle_stop_after_warnings",
             ),
-            models.CheckConstraint(
-                # A comparison with null is unknown, which a constraint lets pass.
-                condition=Q(
-                    max_run_interactive_s__gte=60,
-                    max_run_interactive_s__lte=30 * 86_400,
-                    max_run_interactive_s__gt=F("idle_stop_after_s"),
-                ),
-                name="project_max_run_interactive_range",
-            ),
-            models.CheckConstraint(
-                condition=Q(
-                    max_run_training_s__gte=60,
-                    max_run_training_s__lte=30 * 86_400,
-                    max_run_training_s__gt=F("idle_stop_after_s"),
-                ),
-                name="project_max_run_training_range",
-            ),
-            models.CheckConstraint(
-                condition=Q(cpu_limit_milli__isnull=True)
-                | Q(cpu_quota_milli__isnull=True)
-                | Q(cpu_limit_milli__gte=F("cpu_quota_milli")),
-                name="project_cpu_limit_not_below_quota",
-            ),
-            models.CheckConstraint(
-                condition=Q(memory_limit_mib__isnull=True)
-                | Q(memory_quota_mib__isnull=True)
-                | Q(memory_limit_mib__gte=F("memory_quota_mib")),
-                name="project_memory_limit_not_below_quota",
-            ),
+            *(_max_run_in_range(kind) for kind in ("interactive", "training")),
+            _limit_not_below("cpu", "milli"),
+            _limit_not_below("memory", "mib"),
         ]
 
     def __str__(self) -> str:
