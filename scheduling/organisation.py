@@ -25,7 +25,8 @@ class Organisation:
     """The tree as the core sees it.
 
     Attributes:
-        titles: What departments are called, with those above them, by their id in the core.
+        titles: What projects and departments are called, these with those above them, by their id
+            in the core.
     """
 
     projects: tuple[core.Project, ...]
@@ -42,30 +43,38 @@ def department_id(department: Department) -> core.ProjectId:
     return core.ProjectId(f"department:{department.name}")
 
 
+def titles_of_all() -> dict[str, str]:
+    """What projects and departments are called, by their id in the core; two queries."""
+    tree = DepartmentTree()
+    found = {str(department_id(row)): tree.title(row.pk) for row in tree.in_order()}
+    return found | {row.name: str(row) for row in Project.objects.all()}
+
+
 def read_organisation(use: past.Use) -> Organisation:
     """The whole tree, projects before departments."""
     tree = DepartmentTree()
     children: defaultdict[int | None, list[core.Project]] = defaultdict(list)
-    for project, owner in _projects(use, tree):
-        children[owner].append(project)
+    titles: dict[str, str] = {}
+    for project, row in _projects(use, tree):
+        children[row.department_id].append(project)
+        titles[project.id] = str(row)
     own = _own_shares()
     found = [project for siblings in children.values() for project in siblings]
-    titles: dict[str, str] = {}
     # From below upwards: a department is the sum of what has been made of those in it.
-    for row in reversed(tree.in_order()):
-        if not children[row.pk]:
+    for level in reversed(tree.in_order()):
+        if not children[level.pk]:
             continue
-        above = tree.path(row.parent_id)
+        above = tree.path(level.parent_id)
         parent = department_id(above[-1]) if above else None
-        department = _department(row, parent, children[row.pk], own.get(row.pk, {}))
-        children[row.parent_id].append(department)
+        department = _department(level, parent, children[level.pk], own.get(level.pk, {}))
+        children[level.parent_id].append(department)
         found.append(department)
-        titles[department.id] = tree.title(row.pk)
+        titles[department.id] = tree.title(level.pk)
     return Organisation(tuple(found), titles)
 
 
-def _projects(use: past.Use, tree: DepartmentTree) -> Iterable[tuple[core.Project, int | None]]:
-    """Projects in order of age, each with its department's key."""
+def _projects(use: past.Use, tree: DepartmentTree) -> Iterable[tuple[core.Project, Project]]:
+    """Projects in order of age, each with its row."""
     shares: defaultdict[int, dict[core.ResourceKey, core.Share]] = defaultdict(dict)
     for quota in GpuQuota.objects.select_related("node_type"):
         shares[quota.project_id][gpu_key(quota.node_type.name)] = core.Share(
@@ -79,7 +88,7 @@ def _projects(use: past.Use, tree: DepartmentTree) -> Iterable[tuple[core.Projec
         parent = department_id(above[-1]) if above else None
         used = use.get(row.name, {})
         name = core.ProjectId(row.name)
-        yield core.Project(name, parent, row.priority, order, own, used), row.department_id
+        yield core.Project(name, parent, row.priority, order, own, used), row
 
 
 def _own_shares() -> Mapping[int, OwnShares]:

@@ -303,8 +303,8 @@ def _cost(spec: WorkloadSpec, type_name: str | None) -> Decimal | None:
 def reason_json(reason: Reason, titles: Mapping[str, str] = NO_TITLES) -> dict[str, object]:
     """A reason as it is stored and sent: code, message, details, offers, per_node_type.
 
-    Departments that its details name are given with what they are called. As it comes back from the
-    row, lists included: what a row says already is not written again.
+    Projects and departments that its details name are given with what they are called. As it comes
+    back from the row, lists included: what a row says already is not written again.
     """
     plain: dict[str, object] = msgspec.json.decode(msgspec.json.encode(reason))
     plain["message"] = plain.pop("lasting") or reason.message

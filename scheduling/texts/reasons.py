@@ -152,7 +152,7 @@ def _started_borrowing(d: Details) -> str:
 
 def reclaimed(d: Details) -> str:
     values = {
-        "project": d["claimant_project"],
+        "project": level_word(d["claimant_project"], d),
         "side": level_word(d["claimant_side"], d),
         "victim": level_word(d["victim_side"], d),
         "held": amount(d, "victim_allocated"),
@@ -173,7 +173,7 @@ def reclaimed(d: Details) -> str:
 
 def preempted(d: Details) -> str:
     values = {
-        "project": d["claimant_project"],
+        "project": level_word(d["claimant_project"], d),
         "own": d["victim_priority"],
         "other": d["claimant_priority"],
     }

@@ -53,17 +53,19 @@ def type_word(name: object) -> str:
 
 
 def where(details: Details) -> str:
-    """`vision, T4` for what is counted per node type, `vision` for the rest."""
+    """`Vision, T4` for what is counted per node type, `Vision` for the rest."""
     resource = str(details.get("resource", ""))
     level = level_word(details["level"], details)
     return f"{level}, {type_word(resource)}" if resource.startswith("gpu:") else level
 
 
 def level_word(name: object, details: Details | None = None) -> str:
-    """A project, or the department above it by what it is called, where the details say so."""
+    """A project, or the department above it, by what it is called, where the details say so."""
     kind, _colon, rest = str(name).partition(":")
-    rest = ((details or {}).get("titles") or {}).get(str(name), rest)
-    return _("department %(name)s") % {"name": rest} if kind == "department" and rest else str(name)
+    title = ((details or {}).get("titles") or {}).get(str(name))
+    if kind == "department" and rest:
+        return _("department %(name)s") % {"name": title or rest}
+    return str(title or name)
 
 
 def unit_amount(details: Details, prefix: str) -> str:

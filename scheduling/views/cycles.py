@@ -18,6 +18,7 @@ from projects.models import User
 from scheduling import texts
 from scheduling.live import QUEUE_TOPIC
 from scheduling.models import CycleRecord, Workload
+from scheduling.organisation import titles_of_all
 from scheduling.views.pages import PageRequest, page
 
 ROWS = 50
@@ -124,9 +125,10 @@ def _is_uuid(text: str) -> bool:
 
 def _numbers(stored: Mapping[str, Any]) -> list[dict[str, Any]]:
     """One row per project and resource of which it has or wants something, in a stable order."""
+    named = {"titles": titles_of_all()}
     return [
         {
-            "project": texts.level_word(project),
+            "project": texts.level_word(project, named),
             "resource": resource,
             **{name: texts.amount_of(resource, values[name]) for name in SHOWN},
         }

@@ -96,6 +96,8 @@ def test_only_admins_see_the_planner(scene: Scene) -> None:
     for path in paths:
         assert browser(scene.admin).get(path).status_code == 200
         assert browser(scene.organisation.vera).get(path).status_code == 403
+    page = text_of(browser(scene.admin).get(paths[1]))
+    assert "<td>Vision</td><td><code>gpu:t4</code>" in page
     scenario = browser(scene.admin).get(paths[2])
     assert scenario.json()["format"] == "scenario/1"
     assert "attachment" in scenario["Content-Disposition"]
@@ -175,7 +177,7 @@ def test_whoever_is_displaced_sees_which_project_gained_and_how_old_the_checkpoi
 def test_a_session_beyond_quota_shows_numbers_and_offers_as_links(scene: Scene) -> None:
     page = text_of(browser(scene.organisation.vera).get(f"/workloads/{scene.refused.pk}"))
     assert 'data-reason="interactive_over_quota"' in page
-    assert "vision, T4: 1.333 GPU of 1.5 GPU of quota in use, 0.6 GPU asked" in page
+    assert "Vision, T4: 1.333 GPU of 1.5 GPU of quota in use, 0.6 GPU asked" in page
     assert f"/sessions/new?clone={scene.refused.pk}&amp;" in page
     assert "/workloads?state=active&amp;owner=me&amp;project=vision" in page
 

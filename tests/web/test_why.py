@@ -187,9 +187,9 @@ def test_what_waits_has_its_numbers_its_place_and_what_would_have_to_happen(scen
     page = words(why(scene.organisation.vera, f"/workloads/{scene.refused.pk}/why"))
     assert "1.333 GPU" in page
     assert "1.5 GPU" in page
-    assert "1 of 1 in vision / T4" in page
+    assert "1 of 1 in Vision / T4" in page
     # 1.333 in use + 0.6 asked - 1.5 of quota.
-    assert "vision, T4: 0.433 GPU of what its sessions and other protected work hold" in page
+    assert "Vision, T4: 0.433 GPU of what its sessions and other protected work hold" in page
 
 
 def test_a_smaller_request_is_offered_only_where_the_planner_would_start_it(scene: Scene) -> None:
