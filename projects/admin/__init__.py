@@ -13,7 +13,7 @@ from django.http import HttpRequest
 from django.utils.translation import gettext_lazy as _
 
 from projects import tokens
-from projects.admin.audited import AuditedAdmin, ReadOnlyAdmin, actor_of
+from projects.admin.audited import AuditedAdmin, NamedAdmin, ReadOnlyAdmin, actor_of
 from projects.admin.owners import DepartmentAdmin, OwnerAdmin, ProjectAdmin
 from projects.models import AuditEntry, NodeType, Token, User
 
@@ -21,7 +21,7 @@ __all__ = ["AuditedAdmin", "DepartmentAdmin", "OwnerAdmin", "ProjectAdmin", "Rea
 
 
 @admin.register(NodeType)
-class NodeTypeAdmin(AuditedAdmin):
+class NodeTypeAdmin(NamedAdmin):
     list_display = (
         "name",
         "title",

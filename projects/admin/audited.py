@@ -108,6 +108,17 @@ def actor_of(request: HttpRequest) -> User | None:
     return request.user if isinstance(request.user, User) else None
 
 
+class NamedAdmin(AuditedAdmin):
+    """Of what others name: requests, folders, recorded use. So its name is fixed once it exists."""
+
+    def get_readonly_fields(
+        self, request: HttpRequest, obj: models.Model | None = None
+    ) -> tuple[str, ...]:
+        """With the name, but where it is only being added."""
+        fixed = tuple(super().get_readonly_fields(request, obj))
+        return ("name", *fixed) if obj else fixed
+
+
 class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # one class for several models
     """Shows rows that only Allot itself writes."""
 

@@ -20,7 +20,7 @@ from django.http import HttpRequest
 from django.utils.text import capfirst
 from django.utils.translation import gettext_lazy as _
 
-from projects.admin.audited import QUOTAS, AuditedAdmin, actor_of
+from projects.admin.audited import QUOTAS, NamedAdmin, actor_of
 from projects.departments import DepartmentTree
 from projects.idle_rules import RULE
 from projects.models import (
@@ -188,7 +188,7 @@ class DepartmentFilter(admin.SimpleListFilter):
         return queryset.filter(department__in=DepartmentTree().below(int(value)))
 
 
-class OwnerAdmin(AuditedAdmin):
+class OwnerAdmin(NamedAdmin):
     """Of what has quota: a change of quota goes through its service, any other wakes the planner
     too."""
 
@@ -258,12 +258,6 @@ class ProjectAdmin(OwnerAdmin):
     def get_list_display(self, request: HttpRequest) -> tuple[Any, ...]:
         """With the path of its department, read once a page."""
         return ("name", "title", _path_column("department_id"), "priority", "is_personal")
-
-    def get_readonly_fields(
-        self, request: HttpRequest, obj: models.Model | None = None
-    ) -> tuple[str, ...]:
-        """A project's name is fixed once it exists."""
-        return ("name",) if obj else ()
 
 
 class DepartmentAdmin(OwnerAdmin):

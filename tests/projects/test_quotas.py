@@ -5,8 +5,11 @@ from __future__ import annotations
 import pytest
 from django.core.exceptions import ValidationError
 from django.db import DatabaseError, IntegrityError, transaction
+from django.forms import model_to_dict
+from django.test import Client
+from django.urls import reverse
 
-from projects.models import AuditEntry, GpuQuota
+from projects.models import AuditEntry, GpuQuota, User
 from projects.quotas import set_gpu_quota
 from tests.factories import make_node_type, make_project
 
@@ -70,3 +73,13 @@ def test_a_gpu_without_memory_is_refused_at_its_field() -> None:
         "gpu_memory_mib": ["“Tesla T4” with 0 MiB of memory: a GPU has at least 1."]
     }
     make_node_type("cpu", gpus=0).full_clean()
+
+
+def test_a_node_type_keeps_the_name_by_which_work_asks_for_it(client: Client) -> None:
+    client.force_login(User.objects.create_superuser("root"))
+    node_type = make_node_type("t4", gpus=8)
+    address = reverse("admin:projects_nodetype_change", args=[node_type.pk])
+    values = {**model_to_dict(node_type), "name": "new", "title": "T4 of the lab"}
+    assert client.post(address, values).status_code == 302
+    node_type.refresh_from_db()
+    assert (node_type.name, node_type.title) == ("t4", "T4 of the lab")
