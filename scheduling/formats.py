@@ -56,18 +56,19 @@ def cores_text(milli: int) -> str:
 
 def memory(mib: int) -> str:
     """Memory with its unit, to a tenth."""
-    scale, unit = _memory_unit(mib)
+    scale, unit = memory_unit(mib)
     return f"{decimal(Decimal(mib) / scale, 1)}{NO_BREAK}{unit}"
 
 
 def memory_pair(part: int, whole: int) -> str:
     """Part and whole in the whole's unit: 12 / 192 GiB."""
-    scale, unit = _memory_unit(whole)
+    scale, unit = memory_unit(whole)
     numbers = f"{decimal(Decimal(part) / scale, 1)} / {decimal(Decimal(whole) / scale, 1)}"
     return f"{numbers}{NO_BREAK}{unit}"
 
 
-def _memory_unit(mib: int) -> tuple[int, str]:
+def memory_unit(mib: int) -> tuple[int, str]:
+    """The unit in which so much memory is written, as MiB in one of it, and its word."""
     if mib >= MIB_PER_TIB:
         return MIB_PER_TIB, pgettext("unit", "TiB")
     if mib >= MIB_PER_GIB:

@@ -1,4 +1,5 @@
-"""Every GPU as a square: who holds which part, whether that idles or is lent, and its use now.
+"""Every GPU as a square: who holds which part, whether that idles or is lent, and its use now; and
+of nodes without GPUs what is held and used of their cores and memory.
 
 Read whole once a second while anybody looks, then sent as differences (`scheduling.streams`). The
 numbers of a square are short because a thousand of them travel at a time.
@@ -9,7 +10,7 @@ from __future__ import annotations
 import uuid
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import IntEnum
 
@@ -26,6 +27,9 @@ REMEMBERED = timedelta(days=1)
 
 Use = tuple[int | None, int | None, int | None, int | None]
 """Use in per cent, MiB of memory, degrees Celsius, watts; None is no data."""
+Host = tuple[int, int, int | None, int | None]
+"""Of a node without GPUs: thousandths of cores and MiB that are held, and as much of them in use;
+None is no data."""
 
 
 class PartState(IntEnum):
@@ -91,12 +95,14 @@ class Picture:
 
     Attributes:
         heard: When each node was last measured, Unix seconds.
+        hosts: The nodes without GPUs.
     """
 
     at: datetime
     squares: tuple[Square, ...]
     heard: Mapping[int, float]
     totals: Totals
+    hosts: Mapping[int, Host] = field(default_factory=dict)
 
 
 def picture(at: datetime, idle_allocations: frozenset[int]) -> Picture:
@@ -109,7 +115,8 @@ def picture(at: datetime, idle_allocations: frozenset[int]) -> Picture:
             "node_id", "index"
         ).values_list("uuid", "node_id", "index", "memory_mib", "is_healthy")
     )
-    return Picture(at, squares, _heard(at), totals_of(squares))
+    heard, hosts = _nodes(at)
+    return Picture(at, squares, heard, totals_of(squares), hosts)
 
 
 def totals_of(squares: tuple[Square, ...]) -> Totals:
@@ -183,22 +190,42 @@ def _uses(at: datetime) -> defaultdict[str, Use]:
     return found
 
 
-_HEARD = """
-SELECT node.id, EXTRACT(EPOCH FROM newest.at)::float8
-FROM scheduling_node node JOIN telemetry_subject subject
-    ON subject.kind = 'node' AND subject.name = node.name,
-LATERAL (SELECT at FROM telemetry_nodesample sample WHERE sample.subject_id = subject.id
-    AND at > %(since)s ORDER BY at DESC LIMIT 1) newest
+_NODES = """
+SELECT node.id, EXTRACT(EPOCH FROM newest.at)::float8, held.cpu_milli, held.memory_mib,
+    CASE WHEN newest.at > %(fresh)s THEN newest.cpu_cores END,
+    CASE WHEN newest.at > %(fresh)s THEN newest.memory_mib END
+FROM scheduling_node node
+LEFT JOIN telemetry_subject subject ON subject.kind = 'node' AND subject.name = node.name
+LEFT JOIN LATERAL (SELECT at, cpu_cores, memory_mib FROM telemetry_nodesample sample
+    WHERE sample.subject_id = subject.id AND at > %(since)s ORDER BY at DESC LIMIT 1
+) newest ON true
+LEFT JOIN LATERAL (
+    SELECT COALESCE(sum(cpu_milli), 0) AS cpu_milli, COALESCE(sum(memory_mib), 0) AS memory_mib
+    FROM scheduling_allocation WHERE node_id = node.id AND ended_at IS NULL
+) held ON NOT EXISTS (SELECT FROM scheduling_device device WHERE device.node_id = node.id)
 """
 
 
-def _heard(at: datetime) -> dict[int, float]:
+def _nodes(at: datetime) -> tuple[dict[int, float], dict[int, Host]]:
+    """When each node was last measured, and what is held and used of those without GPUs."""
     with connection.cursor() as cursor:
-        cursor.execute(_HEARD, {"since": at - REMEMBERED})
-        return dict(cursor.fetchall())
+        cursor.execute(_NODES, {"since": at - REMEMBERED, "fresh": at - FRESH})
+        rows = cursor.fetchall()
+    heard = {node: newest for node, newest, *_values in rows if newest is not None}
+    hosts = {
+        node: (
+            cpu_milli,
+            memory_mib,
+            None if cores is None else round(1000 * cores),
+            None if mib is None else round(mib),
+        )
+        for node, _newest, cpu_milli, memory_mib, cores, mib in rows
+        if cpu_milli is not None
+    }
+    return heard, hosts
 
 
 def nodes_in_order() -> list[Node]:
-    """Nodes with devices, by type; the page draws them in this order."""
-    rows = Node.objects.filter(devices__isnull=False).select_related("node_type", "zone").distinct()
+    """All nodes, by type; the page draws them in this order."""
+    rows = Node.objects.select_related("node_type", "zone")
     return list(rows.order_by("node_type__rank", "node_type__name", "name"))

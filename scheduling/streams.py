@@ -7,10 +7,11 @@ newest state later and never a queue.
 
     {"type": "squares", "at": 1790000000.5, "use": {"3.0": [41, 6144, 55, 120]},
      "parts": {"3.0": [[7, 500, 0]]}, "heard": {"3": 1790000000.1},
-     "totals": [8000, 500, 0, 410, 0, 0]}
+     "hosts": {"5": [2000, 4096, 130, 2210]}, "totals": [8000, 500, 0, 410, 0, 0]}
 
 `parts` are (project, thousandths, `squares.PartState`); project 0 is one whose name the reader may
-not see. `use` is that of `squares.Use`; null is no data. `totals` are those of `squares.Totals`.
+not see. `use` is that of `squares.Use`, `hosts` are `squares.Host`; null is no data. `totals` are
+those of `squares.Totals`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import json
 import logging
 import weakref
 from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import astuple, dataclass, field
 
 from channels.db import database_sync_to_async
@@ -88,6 +89,7 @@ class Board:
     _changed_use: dict[int, str] = field(default_factory=dict)
     _parts_version: dict[int, int] = field(default_factory=dict)
     _heard_version: dict[int, int] = field(default_factory=dict)
+    _host_version: dict[int, int] = field(default_factory=dict)
     _reader: asyncio.Task[None] | None = None
     _is_over: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -150,10 +152,11 @@ class Board:
         for node, key in gone:
             del self._cells[node][key]
         self._changed_use = {node: ",".join(parts) for node, parts in changed.items()}
-        before = self.picture.heard if self.picture else {}
-        for node, at in picture.heard.items():
-            if before.get(node) != at:
-                self._heard_version[node] = self.version
+        before = self.picture
+        for node in _differing(picture.heard, before.heard if before else {}):
+            self._heard_version[node] = self.version
+        for node in _differing(picture.hosts, before.hosts if before else {}):
+            self._host_version[node] = self.version
         self.picture = picture
         for viewer in self.viewers:
             viewer.fresh.set()
@@ -175,7 +178,12 @@ class Board:
             for node, version in self._heard_version.items()
             if version > viewer.heard_version and node in picture.heard
         ]
-        if viewer.heard_version == self.version and not any(uses) and not parts:
+        hosts = {
+            node: picture.hosts[node]
+            for node, seen in viewer.seen.items()
+            if node in picture.hosts and seen < self._host_version[node]
+        }
+        if viewer.heard_version == self.version and not (any(uses) or parts or hosts):
             return None
         viewer.seen = dict.fromkeys(viewer.seen, self.version)
         viewer.heard_version = self.version
@@ -184,7 +192,8 @@ class Board:
         return (
             f'{{"type":"squares","at":{picture.at.timestamp():.3f},'
             f'"use":{{{",".join(text for text in uses if text)}}},'
-            f'"parts":{{{",".join(parts)}}},"heard":{{{",".join(heard)}}},"totals":{sums}}}'
+            f'"parts":{{{",".join(parts)}}},"heard":{{{",".join(heard)}}},'
+            f'"hosts":{json.dumps(hosts, separators=(",", ":"))},"totals":{sums}}}'
         )
 
     def sums(self) -> dict[str, object] | None:
@@ -214,6 +223,10 @@ class Board:
             if cell.parts_version > seen:
                 shown = [_shown(part, named) for part in cell.square.parts]
                 yield f'"{key}":{json.dumps(shown, separators=(",", ":"))}'
+
+
+def _differing(now: Mapping[int, object], before: Mapping[int, object]) -> list[int]:
+    return [node for node, value in now.items() if before.get(node) != value]
 
 
 def _shown(part: Part, named: Collection[int]) -> tuple[int, int, int]:

@@ -1,4 +1,5 @@
-"""Live: every GPU as a square, the bar of the whole cluster, and how each collector is."""
+"""Live: every GPU as a square, cores and memory of the nodes without any, the bar of the whole
+cluster, and how each collector is."""
 
 from __future__ import annotations
 
@@ -12,12 +13,12 @@ from django.utils.translation import gettext as _
 from django.views.decorators.http import require_safe
 
 from projects import access
-from scheduling import palette, squares
+from scheduling import formats, palette, squares
 from scheduling.bars import Bar
 from scheduling.models import Node
 from scheduling.palette import Tint
 from scheduling.selectors import gpu_bar
-from scheduling.squares import Picture, Square, Totals
+from scheduling.squares import Host, Picture, Square, Totals
 from scheduling.views.pages import PageRequest, page
 
 STALE_S = 30.0
@@ -25,18 +26,66 @@ STALE_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
+class HostPart:
+    """Cores or memory of a node without GPUs, in thousandths or MiB.
+
+    Attributes:
+        used: None is no data.
+        scale: So much is one of the unit in which it is shown.
+    """
+
+    name: str
+    title: str
+    total: int
+    held: int
+    used: int | None
+    scale: int
+    unit: str = ""
+
+    def text(self, amount: int | None) -> str:
+        """As the page's script writes it too."""
+        return _("no data") if amount is None else formats.decimal(amount / self.scale, 1)
+
+    def width(self, amount: int | None) -> str:
+        """Its part of the bar."""
+        return f"{min(100 * (amount or 0) / max(self.total, 1), 100):.1f}%"
+
+    @property
+    def total_text(self) -> str:
+        return self.text(self.total)
+
+    @property
+    def held_text(self) -> str:
+        return self.text(self.held)
+
+    @property
+    def used_text(self) -> str:
+        return self.text(self.used)
+
+    @property
+    def held_width(self) -> str:
+        return self.width(self.held)
+
+    @property
+    def used_width(self) -> str:
+        return self.width(self.used)
+
+
+@dataclass(frozen=True, slots=True)
 class NodeGroup:
-    """The squares of one node, and its row of the table.
+    """The squares of one node, and its row of a table.
 
     Attributes:
         used: Mean use of its devices in per cent; None is no data.
         heard_at: Unix seconds of its newest sample.
+        host: What is shown of a node without GPUs; else empty.
     """
 
     node: Node
     squares: list[Square]
     used: float | None
     heard_at: float | None
+    host: list[HostPart]
 
     @property
     def total_milli(self) -> int:
@@ -66,12 +115,14 @@ def live(request: PageRequest) -> HttpResponse:
     context = {
         "types": _by_type(groups),
         "groups": groups,
+        "with_gpus": [group for group in groups if not group.host],
+        "hosts": [group for group in groups if group.host],
         "bar": bar_of(picture.totals),
         "totals": picture.totals,
         "named": named.values(),
         "stale_s": STALE_S,
         "now_s": now.timestamp(),
-        "payload": _payload(picture, named),
+        "payload": {**_payload(picture, named), "sizes": _sizes(groups)},
     }
     return page(request, "scheduling/live.html", context)
 
@@ -87,9 +138,35 @@ def _by_node(picture: Picture) -> list[NodeGroup]:
     for square in picture.squares:
         by_node[square.node].append(square)
     return [
-        NodeGroup(node, by_node[node.pk], _mean_use(by_node[node.pk]), picture.heard.get(node.pk))
+        NodeGroup(
+            node,
+            by_node[node.pk],
+            _mean_use(by_node[node.pk]),
+            picture.heard.get(node.pk),
+            _host(node, picture.hosts.get(node.pk)),
+        )
         for node in squares.nodes_in_order()
     ]
+
+
+def _host(node: Node, host: Host | None) -> list[HostPart]:
+    if host is None:
+        return []
+    cpu, memory, cpu_used, memory_used = host
+    scale, unit = formats.memory_unit(node.memory_mib)
+    return [
+        HostPart("cpu", _("CPU"), node.cpu_milli, cpu, cpu_used, 1000),
+        HostPart("memory", _("Memory"), node.memory_mib, memory, memory_used, scale, unit),
+    ]
+
+
+def _sizes(groups: list[NodeGroup]) -> dict[int, list[tuple[int, int]]]:
+    """Of each node without GPUs the whole of its parts, and their scale."""
+    return {
+        group.node.pk: [(part.total, part.scale) for part in group.host]
+        for group in groups
+        if group.host
+    }
 
 
 def _mean_use(found: list[Square]) -> float | None:
@@ -122,6 +199,7 @@ def _payload(picture: Picture, tints: dict[int, tuple[str, Tint]]) -> dict[str, 
             for square in picture.squares
         },
         "heard": picture.heard,
+        "hosts": picture.hosts,
         "unhealthy": [square.key for square in picture.squares if not square.is_healthy],
         "words": {
             "others": _("other projects"),

@@ -1,4 +1,5 @@
-// Every GPU as a square that is filled by what is held, in the tint of who holds it.
+// Every GPU as a square that is filled by what is held, in the tint of who holds it; a node without
+// GPUs as two bars.
 //
 // One socket (scheduling/streams.py) brings, once a second at most, what changed on the nodes that are
 // on the screen. A hidden or paused page asks for nothing; after a gap it gets what it lacks at once.
@@ -64,6 +65,7 @@
   }
   for (const key of Object.keys(data.use)) nodes.get(Number(key.split(".")[0]))?.keys.push(key);
   for (const { link, svg, keys } of nodes.values()) {
+    if (!keys.length) continue;
     const columns = Math.min(keys.length, PER_ROW);
     const rows = Math.ceil(keys.length / PER_ROW);
     svg.setAttribute("width", columns * PITCH - GAP);
@@ -86,17 +88,44 @@
     });
   }
 
+  // ---------------------------------------------------------------- nodes without GPUs
+
+  const share = (amount, total) => `${total ? Math.min((100 * amount) / total, 100) : 0}%`;
+  // In the same order: held cores, held memory, and then what is used of both.
+  const showHost = (node, amounts) => {
+    const each = (selector, show) => {
+      for (const place of document.querySelectorAll(`[data-host="${node}"]`)) {
+        data.sizes[node].forEach((size, number) => {
+          show(place.querySelectorAll(selector)[number], amounts[number], amounts[number + 2], size);
+        });
+      }
+    };
+    each('[data-figure="held"]', (element, held, _used, [, scale]) => {
+      element.textContent = tenth.format(held / scale);
+    });
+    each('[data-figure="used"]', (element, _held, used, [, scale]) => {
+      element.textContent = used === null ? words.no_data : tenth.format(used / scale);
+    });
+    each('[data-width="held"]', (element, held, _used, [total]) => {
+      element?.setAttribute("width", share(held, total));
+    });
+    each('[data-width="used"]', (element, _held, used, [total]) => {
+      element?.setAttribute("width", share(used ?? 0, total));
+    });
+  };
+
   // ---------------------------------------------------------------- sums, table, health
 
   const bar = document.querySelector("#cluster-bar svg");
   const showTotals = ([total, held, idle, used, lent, beside]) => {
+    if (!bar) return;
     const texts = { total: gpus(total), held: gpus(held), idle: gpus(idle), lent: gpus(lent) };
     texts.used = used === null ? "—" : gpus(used);
     for (const [name, text] of Object.entries(texts)) {
       const element = document.querySelector(`[data-sum="${name}"]`);
       if (element.textContent !== text) element.textContent = text;
     }
-    const width = (amount) => `${total ? (100 * amount) / total : 0}%`;
+    const width = (amount) => share(amount, total);
     // As _bar.html draws it, where what is zero is left out.
     const part = (name, attributes) => {
       const found = bar.querySelector(`.bar-${name}`);
@@ -238,6 +267,7 @@
       square.parts = parts;
       drawParts(square);
     }
+    for (const [node, amounts] of Object.entries(message.hosts)) if (data.sizes[node]) showHost(node, amounts);
     for (const [node, at] of Object.entries(message.heard)) heard.set(Number(node), at);
     showTotals(message.totals);
     showHealth();

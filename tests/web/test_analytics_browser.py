@@ -19,6 +19,7 @@ from scheduling.models import Node, Workload
 from telemetry.ingestion import ingest
 from telemetry.messages import Sample, SampleBatch
 from telemetry.partitions import MINUTE_TABLES, QUARTER_TABLES
+from tests.factories import make_node_type
 from tests.scheduling.history import Cluster, held, workload
 from tests.web.history_scene import DAY, NEXT, Past, make_past
 from tests.web.test_browser import LOOK_MS, OVERFLOW, Site, chromium, elsewhere, site
@@ -158,6 +159,29 @@ def test_squares_change_as_something_is_held(site: Site, past: Past) -> None:
         "() => document.querySelector('[data-row] td:nth-of-type(3)').textContent === '2'",
         timeout=LOOK_MS,
     )
+
+
+def test_bars_of_a_node_without_gpus_follow_what_is_held_and_used(site: Site, past: Past) -> None:
+    def use() -> None:
+        held(workload(past.vision, past.vera), host, (timezone.now(), None))
+        now = timezone.now().timestamp()
+        samples = [Sample(f"node:{host.name}", now, {"cpu_cores": 16.0, "memory_mib": 65_536.0})]
+        ingest(SampleBatch("history", host.name, f"b{now}", samples), nodes={host.name})
+
+    host = Cluster(since=timezone.now()).node(make_node_type("cpu", gpus=0), gpus=0)
+    visit = site.visit(past.admin, theme="light", width=320)
+    visit.go("/live")
+    assert visit.page.evaluate(OVERFLOW) <= 0
+    figures = "[...document.querySelectorAll('a [data-figure]')].map(one => one.textContent).join()"
+    assert visit.page.evaluate(figures) == "0,no data,0,no data"
+    elsewhere(use)
+    visit.page.wait_for_function(f"() => {figures} === '4,16,8,64'", timeout=LOOK_MS)
+    widths = "[...document.querySelectorAll('[data-width]')].map(one => one.getAttribute('width'))"
+    assert visit.page.evaluate(widths) == ["12.5%", "50%", "6.25%", "50%"]
+    visit.page.click("#squares-table summary")
+    row = visit.page.locator("tr[data-host]").inner_text().split()
+    assert row[1:] == ["CPU", "4", "/", "32", "16", "8", "/", "128", "GiB", "64"]
+    assert visit.said == []
 
 
 def test_bands_stand_below_the_charts_and_follow_their_range(site: Site, past: Past) -> None:

@@ -23,11 +23,12 @@ from django.utils import timezone
 from projects.models import User
 from scheduling import consumers, squares, streams
 from scheduling.consumers import CLOSE_BAD_MESSAGE, CLOSE_NOT_LOGGED_IN, MAX_MESSAGES
-from scheduling.models import DeviceAllocation, Node
+from scheduling.models import Device, DeviceAllocation, Node
 from scheduling.routing import websocket_urlpatterns
 from scheduling.squares import Part, PartState, Picture, Square, totals_of
 from telemetry.ingestion import ingest
 from telemetry.messages import Sample, SampleBatch
+from tests.scheduling.history import held, workload
 from tests.web.scene import Scene, make_scene
 
 pytestmark = pytest.mark.django_db
@@ -71,7 +72,63 @@ def test_every_gpu_is_a_square_and_every_node_a_row(scene: Scene, language: str)
     assert response.status_code == 200
     assert len(payload_of(response)["use"]) == 12
     text = response.content.decode()
-    assert text.count("data-health=") == text.count("data-row=") == 3
+    with_gpus, without = text.count("data-row="), text.count("<tr data-host=")
+    assert (with_gpus, without, text.count("data-health=")) == (3, 1, 4)
+
+
+@pytest.fixture
+def host(scene: Scene) -> Node:
+    """The node without GPUs, on which a training holds 4 cores and 8 GiB."""
+    node = Node.objects.get(name="sim-cpu-1")
+    work = workload(scene.speech, scene.admin, phase="running")
+    held(work, node, (timezone.now(), None))
+    return node
+
+
+def measure(node: Node, cores: float, mib: float, ago_s: float = 0.0) -> None:
+    now = timezone.now().timestamp() - ago_s
+    samples = [Sample(f"node:{node.name}", now, {"cpu_cores": cores, "memory_mib": mib})]
+    ingest(SampleBatch("local", node.name, f"b{now}", samples), nodes={node.name})
+
+
+@pytest.mark.parametrize(
+    ("language", "words"),
+    [
+        ("en", "CPU held 4 / 32 · used 2.5 Memory held 8 / 128 GiB · used 12"),
+        ("ru", "CPU занято 4 / 32 · используется 2,5 Память занято 8 / 128 ГиБ · используется 12"),
+    ],
+)
+def test_a_node_without_gpus_shows_cores_and_memory_and_its_collector(
+    scene: Scene, host: Node, language: str, words: str
+) -> None:
+    measure(host, 2.5, 12 * 1024)
+    response = opened(scene.admin, language)
+    payload, text = payload_of(response), response.content.decode()
+    assert payload["hosts"] == {str(host.pk): [4000, 8192, 2500, 12_288]}
+    assert payload["sizes"] == {str(host.pk): [[32_000, 1000], [131_072, 1024]]}
+    card = text.partition(f'data-node="{host.pk}"')[2].partition("</a>")[0]
+    seen = " ".join(re.sub("<[^>]*>", " ", card.partition(">")[2]).replace("&nbsp;", " ").split())
+    assert seen == f"sim-cpu-1 {words}"
+    assert "<rect" in card, "bars, and no squares"
+    assert f'data-health="{host.pk}"' in text
+    assert text.count("data-row=") == 3
+    assert len(payload["use"]) == 12
+
+
+def test_a_node_without_gpus_that_is_not_measured_shows_no_data(scene: Scene, host: Node) -> None:
+    measure(host, 2.5, 12 * 1024, ago_s=60)
+    response = opened(scene.admin)
+    assert payload_of(response)["hosts"] == {str(host.pk): [4000, 8192, None, None]}
+    assert str(host.pk) in payload_of(response)["heard"]
+    assert response.content.decode().count('data-figure="used">no data<') == 4
+
+
+def test_where_no_node_has_gpus_there_is_no_bar_of_them(host: Node, scene: Scene) -> None:
+    DeviceAllocation.objects.all().delete()
+    Device.objects.all().delete()
+    text = opened(scene.admin).content.decode()
+    assert "sim-cpu-1" in text
+    assert 'id="cluster-bar"' not in text
 
 
 def test_what_was_not_measured_is_no_data_and_not_zero(scene: Scene) -> None:
@@ -172,6 +229,18 @@ def test_what_comes_onto_the_screen_is_sent_whole() -> None:
     said(board, viewer)
     viewer.watch([1, 2])
     assert set(said(board, viewer)["use"]) == {"2.0", "2.1"}
+
+
+def test_cores_and_memory_are_sent_of_nodes_on_the_screen_when_they_change() -> None:
+    board, viewer = streams.Board(), viewer_of(1)
+    host = {1: (0, 0, 100, 2000), 2: (0, 0, 1, 1)}
+    board.take(replace(picture(1, 2, 3, 4), hosts=host))
+    assert said(board, viewer)["hosts"] == {"1": [0, 0, 100, 2000]}
+    board.take(replace(picture(1, 2, 3, 4), hosts=host))
+    assert said(board, viewer)["hosts"] == {}
+    board.take(replace(picture(1, 2, 3, 4), hosts={**host, 1: (500, 0, None, None)}))
+    viewer.watch([1, 2])
+    assert said(board, viewer)["hosts"] == {"1": [500, 0, None, None], "2": [0, 0, 1, 1]}
 
 
 def test_a_gap_is_sent_as_no_data() -> None:
