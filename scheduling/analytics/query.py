@@ -6,7 +6,7 @@ days begin on one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
 from functools import lru_cache
@@ -24,7 +24,10 @@ from scheduling.analytics.metrics import METRICS, Group, Metric
 MAX_PERIOD = timedelta(days=366)
 MAX_POINTS = 1000
 DEFAULT_PERIOD = timedelta(days=7)
-_EARLIEST_YEAR = 2000
+MAX_SHOWN_CHARS = 60
+"""So much of a wrong value is repeated."""
+EARLIEST, LATEST = datetime(2000, 1, 1, tzinfo=UTC), datetime(9998, 12, 31, tzinfo=UTC)
+"""Allot recorded nothing before, and no calendar reaches further."""
 
 # Hours in a step of less than a day; these divide a day.
 _HOURS = {"15m": 0.25, "30m": 0.5, "1h": 1.0, "2h": 2.0, "3h": 3.0, "6h": 6.0, "12h": 12.0}
@@ -153,7 +156,7 @@ def read(params: Mapping[str, str], now: datetime, viewer: User) -> Query:
         only = frozenset({project.pk}) & only if only is not None else frozenset({project.pk})
     step = reader.text("step")
     if step and step not in STEPS:
-        reader.refuse("step", "invalid_choice", step, ", ".join(STEPS))
+        reader.refuse("step", "invalid_choice", step, STEPS)
         step = ""
     if reader.problems or metric is None:
         raise QueryError(reader.problems)
@@ -181,6 +184,19 @@ def usual_step(period: timedelta) -> str:
     return next((step for days, step in limits if period <= timedelta(days=days)), "7d")
 
 
+def none_of(value: str, known: Iterable[str]) -> str:
+    """A value is no known one, in words."""
+    values = {"value": value[:MAX_SHOWN_CHARS], "limit": ", ".join(known)}
+    return _("“%(value)s” is none of: %(limit)s.") % values
+
+
+def no_project(name: str) -> str:
+    """There is none of this name for the reader, in words."""
+    return _("There is no project “%(value)s” that you may see.") % {
+        "value": name[:MAX_SHOWN_CHARS]
+    }
+
+
 class _Reader:
     """Takes parameters and collects what is wrong with them."""
 
@@ -191,21 +207,20 @@ class _Reader:
     def text(self, name: str) -> str:
         return self._params.get(name, "").strip()
 
-    def refuse(self, name: str, code: str, value: str, limit: str) -> None:
-        message = _("“%(value)s” is none of: %(limit)s.") % {"value": value[:60], "limit": limit}
-        self.problems.append(Wrong(name, code, message, limit))
+    def refuse(self, name: str, code: str, value: str, known: Iterable[str]) -> None:
+        self.problems.append(Wrong(name, code, none_of(value, known), ", ".join(known)))
 
     def metric(self) -> Metric | None:
         name = self.text("metric")
         if name not in METRICS:
-            self.refuse("metric", "unknown_metric", name, ", ".join(METRICS))
+            self.refuse("metric", "unknown_metric", name, METRICS)
         return METRICS.get(name)
 
     def group(self, metric: Metric | None) -> Group:
         name = self.text("group_by") or Group.TOTAL
         groups = metric.groups if metric else tuple(Group)
         if name not in groups:
-            self.refuse("group_by", "unknown_group", name, ", ".join(groups))
+            self.refuse("group_by", "unknown_group", name, groups)
             return Group.TOTAL
         return Group(name)
 
@@ -215,7 +230,7 @@ class _Reader:
             return ZoneInfo(name)
         except (KeyError, ValueError, OSError):
             message = _("No time zone is called “%(value)s”; they are like %(limit)s.")
-            values = {"value": name[:60], "limit": settings.TIME_ZONE}
+            values = {"value": name[:MAX_SHOWN_CHARS], "limit": settings.TIME_ZONE}
             self.problems.append(Wrong("tz", "unknown_time_zone", message % values, "IANA"))
             return ZoneInfo(settings.TIME_ZONE)
 
@@ -225,10 +240,7 @@ class _Reader:
             return None
         project = visible_projects(viewer).filter(name=name).first()
         if project is None:
-            message = _("There is no project “%(value)s” that you may see.")
-            self.problems.append(
-                Wrong("project", "unknown_project", message % {"value": name[:60]})
-            )
+            self.problems.append(Wrong("project", "unknown_project", no_project(name)))
         return project
 
     def department(self, viewer: User) -> tuple[Department | None, frozenset[int] | None]:
@@ -240,7 +252,7 @@ class _Reader:
         found = {row.name: row for row in visible_departments(viewer, tree)}.get(name)
         if found is None:
             message = _("There is no department “%(value)s” of which you may see a project.")
-            words = message % {"value": name[:60]}
+            words = message % {"value": name[:MAX_SHOWN_CHARS]}
             self.problems.append(Wrong("department", "unknown_department", words))
             return None, None
         below = visible_projects(viewer).filter(department__in=tree.below(found.pk))
@@ -274,17 +286,28 @@ class _Reader:
             return None
         try:
             # In an address a plus sign reads as a space.
-            at = datetime.fromisoformat(text.replace(" ", "+") if "T" in text else text)
-            at = at.replace(tzinfo=zone) if at.tzinfo is None else at
-            at = at.astimezone(UTC)
-        except (ValueError, OverflowError):
-            at = None
-        if at is None or not _EARLIEST_YEAR <= at.year < 9999:
+            given = datetime.fromisoformat(text.replace(" ", "+") if "T" in text else text)
+        except ValueError:
             message = _("“%(value)s” is no date or time like %(limit)s.")
-            values = {"value": text[:60], "limit": "2026-03-29T14:30"}
-            self.problems.append(Wrong(name, "invalid_time", message % values, "ISO 8601"))
+            self._refuse_time(name, "invalid_time", message, "2026-03-29T14:30", "ISO 8601")
             return None
-        return at
+        # Judged by its figures: what is far outside has no time in UTC.
+        figures = given.replace(tzinfo=UTC)
+        if figures < EARLIEST:
+            message = _("“%(value)s” is too early: nothing was recorded before %(limit)s.")
+            self._refuse_time(name, "too_early", message, f"{EARLIEST:%Y-%m-%d}")
+            return None
+        if figures > LATEST:
+            message = _("“%(value)s” is too late: the latest is %(limit)s.")
+            self._refuse_time(name, "too_late", message, f"{LATEST:%Y-%m-%d}")
+            return None
+        return (given.replace(tzinfo=zone) if given.tzinfo is None else given).astimezone(UTC)
+
+    def _refuse_time(
+        self, name: str, code: str, message: str, example: str, limit: str | None = None
+    ) -> None:
+        values = {"value": self.text(name)[:MAX_SHOWN_CHARS], "limit": example}
+        self.problems.append(Wrong(name, code, message % values, limit or example))
 
 
 def _floor(at: datetime) -> datetime:

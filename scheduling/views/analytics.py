@@ -22,6 +22,7 @@ from scheduling.analytics.metrics import GROUP_TITLES, METRICS, Form, Group, Met
 from scheduling.analytics.table import csv_lines
 from scheduling.palette import Tint
 from scheduling.views import figures, periods
+from scheduling.views.choices import refusal
 from scheduling.views.figures import Drawn
 from scheduling.views.pages import PageRequest, page
 from scheduling.views.periods import Asked, bucket_words, number
@@ -39,7 +40,7 @@ def analytics(request: PageRequest) -> HttpResponse:
     """The chart builder."""
     now = timezone.now()
     asked = periods.read(request.GET, now, **DEFAULTS)
-    outcome = periods.ask(asked.params, request.user, now)
+    outcome = periods.ask(asked, request.user, now)
     metric = METRICS.get(asked.params["metric"])
     context = {
         "asked": asked,
@@ -235,10 +236,9 @@ def analytics_csv(request: PageRequest) -> HttpResponse:
     """The whole answer of the same address as CSV, every group by itself."""
     now = timezone.now()
     asked = periods.read(request.GET, now, **DEFAULTS)
-    outcome = periods.ask(asked.params, request.user, now)
+    outcome = periods.ask(asked, request.user, now)
     if outcome.answer is None:
-        lines = [f"{name}: {text}" for name, texts in outcome.problems.items() for text in texts]
-        return HttpResponse("\n".join(lines), status=outcome.status, content_type="text/plain")
+        return refusal(outcome.problems)
     for_spreadsheets = request.GET.get("for") == "spreadsheets"
     lines_of_csv = csv_lines(outcome.answer, for_spreadsheets=for_spreadsheets)
     response = HttpResponse(lines_of_csv, content_type="text/csv; charset=utf-8")

@@ -12,6 +12,7 @@ from django.utils.translation import gettext_lazy as _
 from scheduling import formats
 from scheduling.analytics.metrics import Words
 from scheduling.models import Device, Node, Workload
+from scheduling.views.choices import REFUSED, Choices
 from telemetry.charts import Chart, LineSpec, View, chart_of, devices_chart, figure_for
 
 DEFAULT_RANGE = "30m"
@@ -31,13 +32,23 @@ DISKS = ("disk_read_bytes_per_s", "disk_write_bytes_per_s")
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """How far back all charts of a page reach."""
+    """How far back all charts of a page reach.
+
+    Attributes:
+        problems: Why what the address names is none; then nothing is drawn.
+    """
 
     name: str
+    problems: Sequence[str] = ()
 
     @property
     def minutes(self) -> int:
-        return MINUTES[self.name]
+        return MINUTES.get(self.name, MINUTES[DEFAULT_RANGE])
+
+    @property
+    def status(self) -> int:
+        """Of the page."""
+        return REFUSED if self.problems else 200
 
     @property
     def choices(self) -> list[tuple[str, Words]]:
@@ -45,9 +56,10 @@ class Range:
 
 
 def range_of(address: Mapping[str, str]) -> Range:
-    """The range of an address; an unknown one is the default."""
-    name = address.get("range", "")
-    return Range(name if name in MINUTES else DEFAULT_RANGE)
+    """The range of an address."""
+    choices = Choices(address)
+    name = choices.one_of("range", MINUTES, DEFAULT_RANGE)
+    return Range(name, choices.problems.get("range", ()))
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.views.decorators.http import require_safe
 
-from projects.access import managed_projects
+from projects.access import managed_projects, visible_projects
 from projects.models import PriceChange, User
 from scheduling.analytics.answer import Answer
 from scheduling.analytics.metrics import GROUP_TITLES, Group, Words
@@ -26,6 +26,7 @@ from scheduling.analytics.sight import UNALLOCATED
 from scheduling.analytics.table import BOM, harmless
 from scheduling.views import periods
 from scheduling.views.analytics import chart_of, department_choices, period_context
+from scheduling.views.choices import refusal
 from scheduling.views.pages import PageRequest, page
 from telemetry.csp import allows_charts
 
@@ -107,6 +108,7 @@ def cost(request: PageRequest) -> HttpResponse:
         "asked": asked,
         "problems": outcome.problems,
         "groups": groups,
+        "projects": list(visible_projects(request.user)),
         "departments": department_choices(request.user),
         "bill": bill,
         "chart": chart_of(outcome.answer, asked) if outcome.answer else None,
@@ -125,10 +127,10 @@ def _read(request: PageRequest) -> tuple[periods.Asked, Bill | None, periods.Out
     address = request.GET.copy()
     address["metric"] = "cost"
     asked = periods.read(address, now, **DEFAULTS)
-    outcome = periods.ask(asked.params, request.user, now)
+    outcome = periods.ask(asked, request.user, now)
     if outcome.answer is None:
         return asked, None, outcome
-    idle = periods.ask({**asked.params, "metric": "idle_cost", "step": "all"}, request.user, now)
+    idle = periods.ask(asked, request.user, now, metric="idle_cost", step="all")
     if idle.answer is None:
         return asked, None, idle
     return asked, bill_of(outcome.answer, idle.answer), outcome
@@ -145,8 +147,7 @@ def cost_csv(request: PageRequest) -> HttpResponse:
     """The bill as CSV: groups, what nobody held, and the sum."""
     _asked, bill, outcome = _read(request)
     if bill is None:
-        lines = [f"{name}: {text}" for name, texts in outcome.problems.items() for text in texts]
-        return HttpResponse("\n".join(lines), status=outcome.status, content_type="text/plain")
+        return refusal(outcome.problems)
     for_spreadsheets = request.GET.get("for") == "spreadsheets"
     text = io.StringIO()
     writer = csv.writer(text, delimiter=";" if for_spreadsheets else ",", lineterminator="\r\n")

@@ -28,6 +28,7 @@ from scheduling.models import Phase, Workload
 from scheduling.services.notifying import notified_lately
 from scheduling.snapshot import obstacle_of
 from scheduling.states import IDLE, state_of
+from scheduling.views.choices import Choices, refusal
 from scheduling.views.pages import PageRequest, page
 
 MAX_ROWS = 500
@@ -38,11 +39,13 @@ MAX_ROWS = 500
 def idle(request: PageRequest) -> HttpResponse:
     """The list, longest first, and apart from it who cannot be judged."""
     now = timezone.now()
-    project = request.GET.get("project", "").replace("\0", "")[:40]
-    found = _found(request, project)
+    choices = Choices(request.GET)
+    project = choices.project(request.user)
+    found = [] if choices.problems else _found(request.user, project, now)
     costs = [holding.cost for holding in found if holding.cost is not None]
     context = {
         "topics": [QUEUE_TOPIC],
+        "problems": choices.problems,
         "rows": _rows(request.user, found[:MAX_ROWS], now),
         "num_rows": len(found),
         "is_cut": len(found) > MAX_ROWS,
@@ -56,7 +59,7 @@ def idle(request: PageRequest) -> HttpResponse:
         "projects": list(access.visible_projects(request.user)),
         "project": project,
     }
-    return page(request, "scheduling/idle.html", context)
+    return page(request, "scheduling/idle.html", context, choices.status)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +127,8 @@ def _changeable(user: User, holdings: Sequence[Holding]) -> set[uuid.UUID]:
     return found
 
 
-def _found(request: PageRequest, project: str) -> list[Holding]:
-    found = idleness.now(request.user, timezone.now())
+def _found(viewer: User, project: str, now: datetime) -> list[Holding]:
+    found = idleness.now(viewer, now)
     if not project:
         return found
     return [item for item in found if item.workload and item.workload.project.name == project]
@@ -136,12 +139,16 @@ def _found(request: PageRequest, project: str) -> list[Holding]:
 def idle_csv(request: PageRequest) -> HttpResponse:
     """The list as CSV; what the reader may not see is empty."""
     now = timezone.now()
+    choices = Choices(request.GET)
+    project = choices.project(request.user)
+    if choices.problems:
+        return refusal(choices.problems)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\r\n")
     writer.writerow(
         [_("Workload"), _("Owner"), _("Project"), _("Node"), _("GPU"), _("Idle, s"), _("Cost")]
     )
-    for item in _found(request, request.GET.get("project", "")):
+    for item in _found(request.user, project, now):
         workload = item.workload
         named = [workload.name, workload.owner.username, workload.project.name] if workload else []
         cells = [

@@ -125,7 +125,7 @@ def node(request: PageRequest, name: str) -> HttpResponse:
     chosen = range_of(request.GET)
     now = timezone.now()
     since = now - timedelta(minutes=chosen.minutes)
-    found = bands.bands_of(row, request.user, since, now)
+    found = [] if chosen.problems else bands.bands_of(row, request.user, since, now)
     context = {
         "topics": [NODES_TOPIC],
         "node": row,
@@ -145,11 +145,13 @@ def node(request: PageRequest, name: str) -> HttpResponse:
         "memory_bar": _memory_bar(row, memory),
         "range": chosen,
         # A part that asks for itself again has no charts: those hear of samples themselves.
-        "charts": [] if request.htmx else _charts(row, devices, request.user, chosen),
+        "charts": []
+        if request.htmx or chosen.problems
+        else _charts(row, devices, request.user, chosen),
         "bands": found[::-1],
         "bands_payload": bands.payload(found, devices, request.user.time_zone, now),
     }
-    return page(request, "scheduling/node.html", context)
+    return page(request, "scheduling/node.html", context, chosen.status)
 
 
 @login_required

@@ -6,7 +6,6 @@ An address names a period (`period=7d`), which goes along with the present, or `
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from decimal import Decimal
@@ -25,6 +24,7 @@ from scheduling.analytics import query as queries
 from scheduling.analytics.answer import Answer, Bucket, Series
 from scheduling.analytics.metrics import Metric, Words
 from scheduling.analytics.query import Query, QueryError
+from scheduling.views.choices import REFUSED, Choices, Problems
 
 MAX_CHARS = 80
 DEFAULT_PERIOD = "7d"
@@ -69,11 +69,13 @@ class Asked:
         params: As `query.read` takes them.
         period: One of `PERIODS`, or empty where the address has a beginning or an end.
         hidden: Keys of groups whose eyes are closed.
+        problems: What is wrong beside the parameters.
     """
 
     params: dict[str, str]
     period: str
     hidden: frozenset[str]
+    problems: Problems
 
     def input(self, name: str) -> tuple[str, str]:
         """Type and value of the field of a time: what no browser could show remains as text."""
@@ -89,15 +91,15 @@ def read(address: QueryDict, now: datetime, **defaults: str) -> Asked:
     params = {name: _text(address, name) or defaults.get(name, "") for name in names}
     params["tz"] = params["tz"] or settings.TIME_ZONE
     since, until = _text(address, "from"), _text(address, "to")
-    period = _text(address, "period")
+    choices = Choices({"period": _text(address, "period")})
+    period = choices.one_of("period", PERIODS, defaults.get("period", DEFAULT_PERIOD))
     if since or until:
         period = ""
         params |= {"from": since, "to": until}
-    else:
-        period = period if period in PERIODS else defaults.get("period", DEFAULT_PERIOD)
+    elif not choices.problems:
         params |= _ends(period, now, params["tz"])
     hidden = frozenset(key for key in address.get("hide", "").split(",") if key)
-    return Asked(params, period, hidden)
+    return Asked(params, period, hidden, choices.problems)
 
 
 def _text(address: QueryDict, name: str) -> str:
@@ -124,23 +126,25 @@ class Outcome:
     """An answer, or why there is none: messages by field."""
 
     answer: Answer | None = None
-    problems: dict[str, list[str]] = field(default_factory=dict)
+    problems: Problems = field(default_factory=dict)
 
     @property
     def status(self) -> int:
         """Of the page."""
-        return 422 if self.problems else 200
+        return REFUSED if self.problems else 200
 
 
-def ask(params: Mapping[str, str], viewer: User, now: datetime) -> Outcome:
-    """Answer, or say by field what is wrong."""
+def ask(asked: Asked, viewer: User, now: datetime, **changes: str) -> Outcome:
+    """Answer what an address asks, but for what is changed; or say by field what is wrong."""
+    problems = dict(asked.problems)
     try:
-        return Outcome(answers.run(queries.read(params, now, viewer), viewer, now))
+        query = queries.read({**asked.params, **changes}, now, viewer)
+        if not problems:
+            return Outcome(answers.run(query, viewer, now))
     except QueryError as error:
-        problems: dict[str, list[str]] = {}
         for wrong in error.problems:
             problems.setdefault(wrong.field, []).append(wrong.message)
-        return Outcome(problems=problems)
+    return Outcome(problems=problems)
 
 
 # ---------------------------------------------------------------- words and numbers

@@ -117,8 +117,15 @@ def workload_cost_series(request: PageRequest, workload_id: uuid.UUID) -> HttpRe
     row = get_object_or_404(Workload.objects.select_related("project"), pk=workload_id)
     if not access.may_see_cost(request.user, row):
         return JsonResponse({"error": _("You may not see this cost.")}, status=403)
-    chart = workload_cost_chart(row, request.user.time_zone, range_of(request.GET)).chart
+    chosen = range_of(request.GET)
+    if chosen.problems:
+        return _refused_range(chosen)
+    chart = workload_cost_chart(row, request.user.time_zone, chosen).chart
     return chart_response(request, chart)
+
+
+def _refused_range(chosen: Range) -> HttpResponse:
+    return JsonResponse({"field": "range", "error": " ".join(chosen.problems)}, status=400)
 
 
 # ---------------------------------------------------------------- one node
@@ -160,8 +167,10 @@ def _cost_sentence(who: Holders) -> str:
 def node_cost_series(request: PageRequest, name: str) -> HttpResponse:
     """A node's cost again."""
     node = get_object_or_404(Node, name=name)
-    chart = node_cost_chart(node, request.user, range_of(request.GET)).chart
-    return chart_response(request, chart)
+    chosen = range_of(request.GET)
+    if chosen.problems:
+        return _refused_range(chosen)
+    return chart_response(request, node_cost_chart(node, request.user, chosen).chart)
 
 
 # ---------------------------------------------------------------- the whole cluster

@@ -16,9 +16,11 @@ from scheduling.analytics import loans
 from scheduling.live import QUEUE_TOPIC
 from scheduling.models import Loan
 from scheduling.texts import swap as swap_texts
+from scheduling.views.choices import Choices
 from scheduling.views.pages import PageRequest, page
 
 DAYS = (1, 7, 30)
+DEFAULT_DAYS = 7
 MAX_ROWS = 100
 
 
@@ -38,8 +40,9 @@ class Row:
 def swap(request: PageRequest) -> HttpResponse:
     """Figures of a period, and its newest loans."""
     now = timezone.now()
-    days = _days(request.GET.get("days", ""))
-    since = now - timedelta(days=days)
+    choices = Choices(request.GET)
+    days = choices.one_of("days", map(str, DAYS), str(DEFAULT_DAYS))
+    since = now - timedelta(days=DEFAULT_DAYS if choices.problems else int(days))
     named = set(visible_projects(request.user).values_list("pk", flat=True))
     rows = loans.of_period(since, now).select_related(
         "lender__workload__project", "borrower__workload__project", "device__node"
@@ -49,13 +52,10 @@ def swap(request: PageRequest) -> HttpResponse:
         "gain": loans.gained(since, now),
         "rows": [_row(loan, named, since, now) for loan in rows[:MAX_ROWS]],
         "days": days,
-        "choices": [(n, _title(n)) for n in DAYS],
+        "choices": [(str(n), _title(n)) for n in DAYS],
+        "problems": choices.problems,
     }
-    return page(request, "scheduling/swap.html", context)
-
-
-def _days(text: str) -> int:
-    return int(text) if text in {str(days) for days in DAYS} else 7
+    return page(request, "scheduling/swap.html", context, choices.status)
 
 
 def _title(days: int) -> str:

@@ -86,6 +86,7 @@ def workload(request: PageRequest, workload_id: uuid.UUID) -> HttpResponse:
     """Everything about one workload on one page."""
     row = find_workload(request.user, workload_id)
     now = timezone.now()
+    chosen = range_of(request.GET)
     waits = list(row.waits.select_related("claimant__project").order_by("-started_at")[:MAX_WAITS])
     attempts = list(row.attempts.select_related("node").order_by("-number", "replica"))
     leaders = [attempt for attempt in attempts if attempt.replica == LEADER]
@@ -121,11 +122,11 @@ def workload(request: PageRequest, workload_id: uuid.UUID) -> HttpResponse:
         "is_ended_by_rule": endings.was_ended_by_rule(row),
         "state": state_of(row),
         "state_since": states.since(row),
-        "range": range_of(request.GET),
-        "charts": _charts(row, request.user, range_of(request.GET)),
+        "range": chosen,
+        "charts": [] if chosen.problems else _charts(row, request.user, chosen),
         "now": now,
     }
-    return page(request, "scheduling/workload.html", context)
+    return page(request, "scheduling/workload.html", context, chosen.status)
 
 
 def _charts(row: Workload, user: User, chosen: Range) -> list[Numbered]:

@@ -24,6 +24,7 @@ from scheduling.selectors import (
     visible_workloads,
     waited,
 )
+from scheduling.views.choices import Choices
 from scheduling.views.pages import Cursor, PageRequest, page, read_cursor
 
 ROWS = 50
@@ -33,7 +34,7 @@ MAX_SEARCH_CHARS = 80
 
 @dataclass(frozen=True, slots=True)
 class Filters:
-    """What the address asks for; unknown values are ignored."""
+    """What the address asks for."""
 
     state: str
     kind: str
@@ -63,16 +64,14 @@ class Filters:
         return rows
 
 
-def read_filters(query: QueryDict) -> Filters:
+def read_filters(choices: Choices, viewer: User) -> Filters:
     """The filters of an address."""
-    state = query.get("state", "")
-    kind = query.get("kind", "")
     return Filters(
-        state=state if state in PHASE_GROUPS or state in Phase.values else "",
-        kind=kind if kind in WorkloadKind.values else "",
-        project=query.get("project", "")[:40],
-        owner="me" if query.get("owner") == "me" else "",
-        search=query.get("search", "").replace("\0", "").strip()[:MAX_SEARCH_CHARS],
+        state=choices.one_of("state", [*PHASE_GROUPS, *Phase.values]),
+        kind=choices.one_of("kind", WorkloadKind.values),
+        project=choices.project(viewer),
+        owner=choices.one_of("owner", ["me"]),
+        search=choices.text("search", MAX_SEARCH_CHARS),
     )
 
 
@@ -89,8 +88,10 @@ class Row:
 @require_safe
 def workloads(request: PageRequest) -> HttpResponse:
     """One page of the list, newest first."""
-    filters = read_filters(request.GET)
-    found = filters.apply(visible_workloads(request.user), request.user)
+    choices = Choices(request.GET)
+    filters = read_filters(choices, request.user)
+    found = visible_workloads(request.user)
+    found = found.none() if choices.problems else filters.apply(found, request.user)
     after = read_cursor(request.GET.get("after", ""))
     rows = list(
         _after(found, after)
@@ -104,6 +105,7 @@ def workloads(request: PageRequest) -> HttpResponse:
         "topics": _topics(request.user, projects),
         "rows": _rows(shown, request.user),
         "filters": filters,
+        "problems": choices.problems,
         "total": found.count(),
         "projects": projects,
         "phases": Phase.choices,
@@ -111,7 +113,7 @@ def workloads(request: PageRequest) -> HttpResponse:
         "is_first": after is None,
         "next": _next_address(request.GET, shown[-1]) if len(rows) > ROWS else "",
     }
-    return page(request, "scheduling/workloads.html", context)
+    return page(request, "scheduling/workloads.html", context, choices.status)
 
 
 def _after(rows: WorkloadQuerySet, cursor: Cursor | None) -> WorkloadQuerySet:

@@ -118,7 +118,9 @@ def test_no_cell_is_a_formula(cell: str, written: str) -> None:
         ({"from": "2016-03-10", "to": "2026-03-10"}, "from", "period_too_long"),
         ({"from": "2090-03-10", "to": "2090-03-11"}, "from", "period_in_future"),
         ({"from": "yesterday"}, "from", "invalid_time"),
-        ({"from": "0001-01-01"}, "from", "invalid_time"),
+        ({"from": "0001-01-01"}, "from", "too_early"),
+        ({"from": "1999-12-31T23:59+14:00"}, "from", "too_early"),
+        ({"to": "9999-12-31"}, "to", "too_late"),
         ({"to": "2026-02-30"}, "to", "invalid_time"),
         ({"step": "5m"}, "step", "invalid_choice"),
         (
@@ -148,6 +150,21 @@ def test_a_wrong_period_is_told_in_the_zone_that_was_asked_for(vera: User) -> No
     begins, ends = "2026-03-12T00:00+03:00", "2026-03-10T00:00+03:00"
     assert error["message"] == f"The period begins at {begins} and ends at {ends}."
     assert error["limit"] == ends
+
+
+@pytest.mark.parametrize(
+    ("language", "words"),
+    [
+        ("en", "“1970-01-01” is too early: nothing was recorded before 2000-01-01."),
+        ("ru", "«1970-01-01» — слишком рано: до 2000-01-01 ничего не записано."),
+    ],
+)
+def test_what_is_too_early_is_told_with_the_earliest(vera: User, language: str, words: str) -> None:
+    client = Client(headers={"Accept-Language": language})
+    client.force_login(vera)
+    answer = client.get("/api/v1/analytics", {"metric": "cost", "from": "1970-01-01"})
+    (error,) = answer.json()["errors"]
+    assert (error["message"], error["limit"]) == (words, "2000-01-01")
 
 
 def test_everything_wrong_is_said_at_once(vera: User) -> None:

@@ -392,6 +392,11 @@ def test_nobody_sees_it_without_logging_in() -> None:
     assert Client().get("/idle/csv").status_code == 302
 
 
-def test_hostile_choices_find_nothing(world: World) -> None:
-    assert opened(world.admin, "/idle?project=%00<script>").status_code == 200
-    assert opened(world.admin, "/idle/csv?project=%00").status_code == 200
+@pytest.mark.parametrize("address", ["/idle", "/idle/csv"])
+def test_hostile_choices_find_nothing(world: World, address: str) -> None:
+    response = opened(world.admin, f"{address}?project=<script>")
+    assert response.status_code == 422
+    text = response.content.decode()
+    assert "sleeper" not in text
+    assert "<script>" not in text or address.endswith("csv"), "plain text"
+    assert opened(world.admin, f"{address}?project=%00").status_code == 400
