@@ -28,7 +28,8 @@ def idle_rule(request: PageRequest, name: str) -> HttpResponse:
         return page(request, "scheduling/idle_rule.html", {"project": project, "form": form})
     form = save_rule(project, request.POST, actor=request.user)
     if form.is_valid():
-        messages.success(request, _("The idle rule of “%(name)s” is saved.") % {"name": project})
+        done = _("The idle rule and the time limits of project %(project)s are saved.")
+        messages.success(request, done % {"project": project})
         return redirect("scheduling:project", name=project.name)
     context = {"project": project, "form": form}
     return page(request, "scheduling/idle_rule.html", context, status=422)

@@ -79,8 +79,7 @@ def test_a_manager_and_an_admin_change_it_and_a_researcher_does_not(
 def test_the_page_reads_what_people_write_and_audits_what_changed(
     organisation: Organisation,
 ) -> None:
-    response = browser(organisation.max).post(PAGE, FORM, follow=True)
-    assert "The idle rule of “Vision” is saved." in response.content.decode()
+    browser(organisation.max).post(PAGE, FORM)
     project = Project.objects.get(name="vision")
     assert (project.idle_window_s, project.idle_gpu_percent) == (2700, 3.5)
     assert (project.lends_idle, project.lending_window_s) == (True, 300)
@@ -107,6 +106,21 @@ def test_a_program_changes_single_fields(organisation: Organisation) -> None:
     assert (rule["idle_window_s"], rule["source"]) == (1800, "project")
     assert get(organisation.max).json() == rule
     assert AuditEntry.objects.get(action="project.idle_rule").channel == "api"
+
+
+@pytest.mark.parametrize(
+    ("language", "words"),
+    [
+        ("en", "The idle rule and the time limits of project Machine vision are saved."),
+        ("ru", "Правило простоя и пределы времени проекта Machine vision сохранены."),
+    ],
+)
+def test_what_is_saved_is_said_with_the_projects_title(
+    organisation: Organisation, language: str, words: str
+) -> None:
+    Project.objects.filter(name="vision").update(title="Machine vision")
+    response = browser(organisation.max, language).post(PAGE, FORM, follow=True)
+    assert words in response.content.decode()
 
 
 @pytest.mark.parametrize("seconds", [3601, 12_345, 604_799])
