@@ -7,7 +7,6 @@ wrong, naming the value and the limit. `Spelling.PEOPLE` reads GPUs as decimals,
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import PurePosixPath
@@ -16,7 +15,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from django import forms
 from django.core.exceptions import ValidationError
 from django.utils.translation import gettext_lazy as _
-from django.utils.translation import pgettext_lazy
 
 from projects.access import projects_for_submit
 from projects.idle_rules import max_run_s
@@ -42,23 +40,22 @@ from scheduling.forms.fields import (
     OptionField,
     TextField,
 )
-from scheduling.forms.fit import Request, misfit
+from scheduling.forms.fit import UNITS, Request, misfit
 from scheduling.forms.labels import LabelsField, labels_for
-from scheduling.relay_client import FieldProblem
+from scheduling.forms.modes import (
+    DRAFT_NAME,
+    GPU_FIELD,
+    GPU_MODES,
+    PLANNED_FIELDS,
+    SPEC_NAMES,
+    GpuMode,
+    Spelling,
+)
+from scheduling.forms.node_problems import node_error
 from scheduling.services import SubmissionRefusedError, WorkloadSpec, check_on_node
 
 if TYPE_CHECKING:
     from django_stubs_ext import StrOrPromise
-
-# What a misfit's message calls the amounts, in the units of people and of programs.
-_UNITS: Mapping[tuple[str, bool], StrOrPromise] = {
-    ("gpu_memory_mib", True): pgettext_lazy("unit", "GiB"),
-    ("gpu_memory_mib", False): pgettext_lazy("unit", "MiB"),
-    ("memory_mib", True): pgettext_lazy("unit", "GiB"),
-    ("memory_mib", False): pgettext_lazy("unit", "MiB"),
-    ("cpu_milli", True): _("CPU cores"),
-    ("cpu_milli", False): _("thousandths of a core"),
-}
 
 # Below a twentieth a GPU's memory holds little more than the CUDA context.
 MIN_FRACTION_MILLI = 50
@@ -69,73 +66,6 @@ MAX_MEMORY_MIB = 16 * 1024 * 1024
 MIN_CPU_MILLI = 100
 MIN_MEMORY_MIB = 64
 MIN_RUN_S, MAX_RUN_S = 60, 30 * 86_400
-
-
-class Spelling(enum.Enum):
-    """Who wrote the values, hence their units."""
-
-    PEOPLE = "people"
-    PROGRAM = "program"
-
-
-class GpuMode(enum.StrEnum):
-    """How GPUs are asked for."""
-
-    NONE = "none"
-    FRACTION = "fraction"
-    WHOLE = "whole"
-    MEMORY = "memory"
-
-
-GPU_MODES: tuple[tuple[str, StrOrPromise], ...] = (
-    (GpuMode.FRACTION, _("Part of a GPU")),
-    (GpuMode.WHOLE, _("Whole GPUs")),
-    (GpuMode.MEMORY, _("GPU memory")),
-    (GpuMode.NONE, _("No GPU")),
-)
-
-# The field that each mode needs; the others are not looked at.
-GPU_FIELD = {
-    GpuMode.FRACTION: "gpu_fraction",
-    GpuMode.WHOLE: "gpu_count",
-    GpuMode.MEMORY: "gpu_memory_gib",
-}
-
-# Only these decide where and when a workload could start.
-PLANNED_FIELDS = frozenset(
-    {
-        "project",
-        "node_types",
-        "gpu_mode",
-        "cpu_cores",
-        "memory_gib",
-        "priority",
-        "min_replicas",
-        "max_replicas",
-        "max_run_min",
-        *GPU_FIELD.values(),
-    }
-)
-DRAFT_NAME = "draft"
-
-# Form field → field of `WorkloadSpec` and of the API; all others have one name.
-SPEC_NAMES: Mapping[str, str] = {
-    "gpu_fraction": "gpu_milli",
-    "gpu_count": "num_devices",
-    "gpu_memory_gib": "gpu_memory_mib",
-    "cpu_cores": "cpu_milli",
-    "memory_gib": "memory_mib",
-    "checkpoint_every_min": "checkpoint_every_s",
-    "max_run_min": "max_run_s",
-    "from_template": "template_name",
-}
-
-_NODE_PROBLEMS: Mapping[str, StrOrPromise] = {
-    "not_found": _("“%(value)s” was not found on the node; give %(limit)s."),
-    "not_executable": _("“%(value)s” may not be executed on the node; give %(limit)s."),
-    "not_readable": _("You cannot read “%(value)s” on the node; give %(limit)s."),
-    "outside": _("“%(value)s” lies outside what is yours; give %(limit)s."),
-}
 
 
 class WorkloadForm(forms.Form):
@@ -389,7 +319,7 @@ class WorkloadForm(forms.Form):
         params = {
             "value": written(getattr(request, found.amount), unit),
             "limit": written(found.largest, unit),
-            "unit": _UNITS.get((found.amount, unit is not INTEGER), ""),
+            "unit": UNITS.get((found.amount, unit is not INTEGER), ""),
             "node": found.node,
             "types": ", ".join(item.title for item in types),
         }
@@ -482,20 +412,9 @@ class WorkloadForm(forms.Form):
         if self.spec is None:
             return False
         for problem in check_on_node(self.spec, self.user):
-            self._add_node_problem(problem)
+            field, error = node_error(problem)
+            self.add_error(field if field in self.fields else None, error)
         return not self.errors
-
-    def _add_node_problem(self, problem: FieldProblem) -> None:
-        field = {"checkpoint_subfolder": "checkpoint_path"}.get(problem.field, problem.field)
-        limits: Mapping[str, StrOrPromise] = {
-            "command": _("a program on the path, or a file in the working folder"),
-            "working_dir": _("an existing folder that you may read, such as “examples”"),
-            "checkpoint_path": _("a folder inside the workload's own"),
-        }
-        message = _NODE_PROBLEMS.get(problem.code, _("“%(value)s” cannot be used; give %(limit)s."))
-        params = {"value": shown(problem.value), "limit": limits.get(field, "—")}
-        error = ValidationError(message, code=problem.code, params=params)
-        self.add_error(field if field in self.fields else None, error)
 
     def add_refusal(self, refusal: SubmissionRefusedError) -> None:
         """Show at its field why the services refused the clean spec; everything typed stays."""

@@ -7,17 +7,28 @@ A question about the machines' sizes, not about what is free: what merely has to
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from django.utils.translation import gettext_lazy as _
+from django.utils.translation import pgettext_lazy
 
 from scheduling.capacity import NodeCapacity, Supply
 from scheduling.models import MAX_REPLICAS
 
 if TYPE_CHECKING:
     from django_stubs_ext import StrOrPromise
+
+# What a misfit's message calls the amounts, in the units of people and of programs.
+UNITS: Mapping[tuple[str, bool], StrOrPromise] = {
+    ("gpu_memory_mib", True): pgettext_lazy("unit", "GiB"),
+    ("gpu_memory_mib", False): pgettext_lazy("unit", "MiB"),
+    ("memory_mib", True): pgettext_lazy("unit", "GiB"),
+    ("memory_mib", False): pgettext_lazy("unit", "MiB"),
+    ("cpu_milli", True): _("CPU cores"),
+    ("cpu_milli", False): _("thousandths of a core"),
+}
 
 
 @dataclass(frozen=True, slots=True)

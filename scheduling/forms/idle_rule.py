@@ -15,8 +15,8 @@ from django.utils.translation import gettext_lazy as _
 from projects import idle_rules
 from projects.models import Project, User
 from scheduling.forms.amounts import HOURS, INTEGER, MINUTES, AmountField, Unit, written
-from scheduling.forms.base import Spelling
 from scheduling.forms.fields import OptionField
+from scheduling.forms.modes import Spelling
 from scheduling.models import Workload
 from scheduling.rules import rule_for
 from scheduling.services.rules import AppliesTo, change_rule

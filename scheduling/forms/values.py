@@ -16,7 +16,8 @@ from django.http import QueryDict
 
 from projects.models import Template, WorkloadKind
 from scheduling.forms.amounts import AmountField, written
-from scheduling.forms.base import GpuMode, WorkloadForm
+from scheduling.forms.base import WorkloadForm
+from scheduling.forms.modes import GpuMode
 from scheduling.forms.training import DEFAULT_CHECKPOINT_PATH, PRIORITIES, SIGNALS, TrainingForm
 from scheduling.models import CheckpointMode, Workload
 from scheduling.services import WorkloadSpec
