@@ -161,7 +161,7 @@ def test_a_borrower_in_memory_goes_on_without_its_gpu_and_saves_when_it_is_stopp
     world: World, session: Session
 ) -> None:
     """It is not frozen: the driver's own thread, which brings its memory back, runs in it."""
-    loan, training = world.lent(session, num_calls=5)
+    loan, training = world.lent(session, num_calls=1)
     assert session.run("print(x, alloc(4096))") == "41 0\n"
     world.until_loan(loan, LoanState.ENDED)
     world.until(lambda: world.state_of(training) == SwapState.SWAPPED_OUT)
