@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -21,11 +23,18 @@ BUILDS = Path(tempfile.gettempdir()) / f"allot-fraction-builds-{os.geteuid()}"
 
 @pytest.fixture(scope="session")
 def prefix() -> Iterator[Path]:
-    """A folder of this process's own, of a name that the next run builds for again."""
-    worker = os.environ.get("PYTEST_XDIST_WORKER", "main")
-    folder = Path(tempfile.gettempdir()) / f"allot-fraction-{os.geteuid()}-{worker}"
-    yield folder
-    shutil.rmtree(folder, ignore_errors=True)
+    """A folder of this process's own, of a name that a later run builds for again."""
+    for number in count():
+        folder = Path(tempfile.gettempdir()) / f"allot-fraction-{os.geteuid()}-{number}"
+        with open(f"{folder}.lock", "w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                # Another worker's, or another run's.
+                continue
+            yield folder
+            shutil.rmtree(folder, ignore_errors=True)
+            return
 
 
 @pytest.fixture(scope="session")
