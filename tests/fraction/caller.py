@@ -250,6 +250,30 @@ class Caller:
             each.join()
         return sorted(set(codes))
 
+    def contexts_beside_pool(self, pool: str, num_rounds: int) -> list[int]:
+        """Ask for contexts on the second device while a thread takes of its pool; the codes.
+
+        Both are still there after a while only if they wait for each other.
+        """
+        codes: set[int] = set()
+
+        def retain() -> None:
+            for _ in range(num_rounds):
+                codes.add(self.cu.cuDevicePrimaryCtxRetain(byref(c_void_p()), 1))
+
+        def take() -> None:
+            self.cu.cuCtxSetCurrent(self.context)
+            for _ in range(num_rounds):
+                self.pool_alloc(pool, "", 2 << 20)
+                self.free_async("")
+
+        threads = [threading.Thread(target=work, daemon=True) for work in (retain, take)]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join(20)
+        return [sum(each.is_alive() for each in threads), *sorted(codes)]
+
     def pool_rounds(self, num_rounds: int, num_bytes: int) -> list[int]:
         """Allocate and free from the default pool; the codes that came."""
         codes = set()
@@ -355,6 +379,16 @@ class Caller:
 
     def release(self, name: str) -> int:
         return self.cu.cuMemRelease(c_uint64(self.named[name]))
+
+    def create_beside(self, name: str, num_bytes: int, step: list[object]) -> list[int]:
+        """Make memory while another thread lets go of some; whether the handle is the same."""
+        before = set(self.named.values())
+        letting_go = threading.Thread(target=getattr(self, str(step[0])), args=step[1:])
+        letting_go.start()
+        time.sleep(0.1)
+        result = self.create(name, num_bytes)
+        letting_go.join()
+        return [result, int(self.named[name] in before)]
 
     def resolve(self, symbol: str, version: int, flags: int = 0) -> list[int]:
         pointer, status = c_void_p(), c_int(-1)

@@ -63,6 +63,8 @@ static void read_line(char *line)
         driver.context_bytes = strtoull(rest, NULL, 10);
     else if (!strcmp(word, "hides"))
         driver.hides = 1;
+    else if (!strcmp(word, "lag"))
+        driver.lag_ns = strtoull(rest, NULL, 10);
     else if (!strcmp(word, "kernel"))
         driver.kernel_ns = strtoull(rest, NULL, 10);
     else if (!strcmp(word, "fail") && driver.num_failures < FAKE_MAX_FAILURES) {

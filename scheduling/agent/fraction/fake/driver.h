@@ -33,7 +33,7 @@ typedef struct {
 typedef struct {
     char driver[64], region[ALLOT_PATH_MAX], limits[ALLOT_PATH_MAX];
     int cuda, hides;
-    uint64_t bandwidth_mib_s, kernel_ns, context_bytes;
+    uint64_t bandwidth_mib_s, kernel_ns, context_bytes, lag_ns;
     int num_devices, num_failures;
     fake_device devices[ALLOT_MAX_GPUS];
     struct { char function[64]; int result, after, times; _Atomic int num_calls; } failures[FAKE_MAX_FAILURES];

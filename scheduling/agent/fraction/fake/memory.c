@@ -28,7 +28,14 @@ struct CUmemPoolHandle_st {
     int is_destroyed;
 };
 struct CUarray_st { const fake_device *device; uint64_t bytes; unsigned flags; };
-typedef struct { const fake_device *device; uint64_t bytes; int references, mappings, file; } handle;
+typedef struct handle {
+    const fake_device *device;
+    uint64_t bytes;
+    int references, mappings, file;
+    struct handle *next;
+} handle;
+/* Of handles that are gone: the next to be made gets the last of them, whatever thread asks. */
+static handle *gone;
 
 static block *buckets[NUM_BUCKETS];
 static struct CUmemPoolHandle_st defaults[ALLOT_MAX_GPUS];
@@ -335,13 +342,19 @@ FAKE_EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *out, size_t bytes
         return CUDA_ERROR_INVALID_VALUE;
     if (!fake_take(device, bytes))
         return CUDA_ERROR_OUT_OF_MEMORY;
-    handle *new = malloc(sizeof *new);
-    *new = (handle){device, bytes, 1, 0, memfd_create("device memory", MFD_CLOEXEC)};
-    if (new->file < 0 || ftruncate(new->file, (off_t)bytes) != 0) {
+    int file = memfd_create("device memory", MFD_CLOEXEC);
+    if (file < 0 || ftruncate(file, (off_t)bytes) != 0) {
         fake_give(device, bytes);
-        free(new);
+        if (file >= 0)
+            close(file);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
+    pthread_mutex_lock(&mutex);
+    handle *new = gone ? gone : malloc(sizeof *new);
+    if (gone)
+        gone = gone->next;
+    *new = (handle){.device = device, .bytes = bytes, .references = 1, .file = file};
+    pthread_mutex_unlock(&mutex);
     *out = (CUmemGenericAllocationHandle)(uintptr_t)new;
     return CUDA_SUCCESS;
 }
@@ -354,7 +367,15 @@ static void drop(handle *found, int references, int mappings)
         return;
     fake_give(found->device, found->bytes);
     close(found->file);
-    free(found);
+    found->next = gone;
+    gone = found;
+}
+
+/* What was let go is free for others before the caller is told. */
+static void lag(void)
+{
+    if (fake_driver_get()->lag_ns)
+        fake_sleep_ns(fake_driver_get()->lag_ns);
 }
 
 FAKE_EXPORT CUresult cuMemRelease(CUmemGenericAllocationHandle value)
@@ -363,6 +384,7 @@ FAKE_EXPORT CUresult cuMemRelease(CUmemGenericAllocationHandle value)
     pthread_mutex_lock(&mutex);
     drop((handle *)(uintptr_t)value, 1, 0);
     pthread_mutex_unlock(&mutex);
+    lag();
     return CUDA_SUCCESS;
 }
 
@@ -414,6 +436,7 @@ FAKE_EXPORT CUresult cuMemUnmap(CUdeviceptr ptr, size_t bytes)
     pthread_mutex_unlock(&mutex);
     mmap((void *)(uintptr_t)ptr, bytes, PROT_NONE,
          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+    lag();
     return CUDA_SUCCESS;
 }
 

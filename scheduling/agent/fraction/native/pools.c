@@ -137,7 +137,6 @@ static pool *begin(CUmemoryPool handle, CUdevice device, int gpu, uint64_t bytes
     allot_session *session = allot_session_get();
     if (!session || gpu < 0)
         return NULL;
-    allot_contexts_settle(gpu);
     uint64_t limit = session->limits->gpus[gpu].bytes;
     if (!allot_account_reserve(&session->account, (unsigned)gpu, bytes, limit)) {
         if (bytes > limit)
@@ -176,8 +175,9 @@ static int end(pool *found, uint64_t bytes, CUresult outcome)
     return 1;
 }
 
-/* The call made and charged; too much is undone. */
+/* The call made and charged; too much is undone. The contexts' mutex comes before ours. */
 #define FROM(handle, device, gpu, call)                                                            \
+    allot_contexts_settle(gpu);                                                                    \
     pthread_mutex_lock(&mutex);                                                                    \
     pool *own = begin(handle, device, gpu, bytes);                                                 \
     CUresult outcome = own ? (call) : CUDA_ERROR_OUT_OF_MEMORY;                                    \

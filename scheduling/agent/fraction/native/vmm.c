@@ -3,20 +3,33 @@
 #include "memory.h"
 #include "rules_cuda.h"
 
+/* Held while memory is made and let go: the handle of what has gone may be given to the next at once,
+ * which must not be taken for the old one. */
+static pthread_mutex_t handles = PTHREAD_MUTEX_INITIALIZER;
+
+static void forget(void) { pthread_mutex_init(&handles, NULL); }
+
+__attribute__((constructor)) static void watch(void) { allot_session_on_fork(forget); }
+
 CUresult allot_mem_create(allot_mem_create_fn real, CUmemGenericAllocationHandle *handle,
                           size_t bytes, const CUmemAllocationProp *prop, unsigned long long flags)
 {
     if (!prop || prop->location.type != CU_MEM_LOCATION_TYPE_DEVICE)
         return real(handle, bytes, prop, flags);
     int gpu = allot_gpu_of(prop->location.id);
-    CUresult outcome = ALLOT_CHARGED(gpu, bytes, real(handle, bytes, prop, flags));
+    if (!allot_take(gpu, bytes))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    pthread_mutex_lock(&handles);
+    CUresult outcome = real(handle, bytes, prop, flags);
+    if (outcome == CUDA_SUCCESS)
+        allot_keep((allot_thing){.kind = VMM_HANDLE, .key = *handle, .bytes = bytes, .gpu = gpu,
+                                 .num_references = 1});
+    pthread_mutex_unlock(&handles);
     if (outcome != CUDA_SUCCESS)
-        return outcome;
-    if (prop->requestedHandleTypes)
+        allot_give(gpu, bytes);
+    else if (prop->requestedHandleTypes)
         allot_flag(ALLOT_FLAG_EXPORTABLE);
-    allot_keep((allot_thing){.kind = VMM_HANDLE, .key = *handle, .bytes = bytes, .gpu = gpu,
-                             .num_references = 1});
-    return CUDA_SUCCESS;
+    return outcome;
 }
 
 static void counted(uint64_t handle, int references, int mappings)
@@ -28,9 +41,11 @@ static void counted(uint64_t handle, int references, int mappings)
 
 CUresult allot_mem_release(allot_mem_release_fn real, CUmemGenericAllocationHandle handle)
 {
+    pthread_mutex_lock(&handles);
     CUresult outcome = real(handle);
     if (outcome == CUDA_SUCCESS)
         counted(handle, -1, 0);
+    pthread_mutex_unlock(&handles);
     return outcome;
 }
 
@@ -49,11 +64,11 @@ CUresult allot_mem_map(allot_mem_map_fn real, CUdeviceptr ptr, size_t bytes, siz
 CUresult allot_mem_unmap(allot_mem_unmap_fn real, CUdeviceptr ptr, size_t bytes)
 {
     allot_thing thing;
+    pthread_mutex_lock(&handles);
     CUresult outcome = real(ptr, bytes);
-    if (outcome != CUDA_SUCCESS)
-        return outcome;
-    while (allot_lose_mapping(ptr, bytes, &thing))
+    while (outcome == CUDA_SUCCESS && allot_lose_mapping(ptr, bytes, &thing))
         counted(thing.other, 0, -1);
+    pthread_mutex_unlock(&handles);
     return outcome;
 }
 
