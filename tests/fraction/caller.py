@@ -318,6 +318,11 @@ class Caller:
             self.cu.cuCtxDestroy_v2(context),
         ]
 
+    def take_descriptors(self, path: str) -> int:
+        """Close all that is open but the standard streams, and open a file in each place."""
+        os.closerange(3, 64)
+        return len([os.open(path, os.O_RDWR) for _ in range(3, 64)])
+
     def beside_a_long_kernel(self, kernel_ns: int) -> bool:
         """Whether kernels run on the second device while one on the first takes its time."""
         ended = threading.Event()

@@ -241,6 +241,24 @@ def test_who_lets_go_closes_its_own_file_and_no_other(libraries: Libraries, regi
     os.close(theirs)
 
 
+def test_who_has_another_file_in_its_regions_place_takes_nobody_for_dead(
+    libraries: Libraries, region: Region, tmp_path: Path
+) -> None:
+    """On a file of its own nobody holds a lock."""
+    neighbour = Account(libraries, region.path)
+    assert neighbour.reserve(600_000)
+    account = Account(libraries, region.path)
+    number = ctypes.c_int.from_buffer(account.memory).value
+    assert Path(f"/proc/self/fd/{number}").resolve() == region.path
+    with (tmp_path / "theirs").open("wb") as theirs:
+        os.dup2(theirs.fileno(), number)
+    assert not account.reserve(600_000)
+    assert region.read().used_bytes == (600_000,)
+    assert (tmp_path / "theirs").read_bytes() == b""
+    account.drop()
+    os.close(number)
+
+
 def test_a_region_is_never_a_standard_stream(libraries: Libraries, region: Region) -> None:
     script = (
         "import ctypes, os, sys\n"

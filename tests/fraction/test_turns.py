@@ -202,6 +202,36 @@ def test_a_turn_ends_after_the_context_that_it_was_for(make_world: MakeWorld) ->
     assert answers[1:] == [[0, 0, 0], 0] * 20
 
 
+def test_turns_go_on_after_all_descriptors_were_closed_and_leave_others_files_alone(
+    make_world: MakeWorld, tmp_path: Path
+) -> None:
+    """As a daemon closes them."""
+    world = with_turns(make_world)
+    theirs = tmp_path / "theirs"
+    theirs.write_bytes(b"mine" * 1000)
+    turns = Path(world.limits[0].share_file)
+    with world.asking(
+        ["start"],
+        ["spin", KERNEL_NS, 0, time.monotonic() + 0.3],
+        ["take_descriptors", str(theirs)],
+        ["wait_for", str(tmp_path / "go")],
+        ["spin", KERNEL_NS, 0, time.monotonic() + 60],
+    ) as asked:
+        until(lambda: turns.read_bytes().strip(b"\0"))
+        until(lambda: _has_open(asked.pid, theirs))
+        before = turns.read_bytes()
+        (tmp_path / "go").touch()
+        until(lambda: turns.read_bytes() != before)
+        with turns.open("rb+") as file:
+            until(lambda: has_turn(file.fileno()))
+    assert theirs.read_bytes() == b"mine" * 1000
+
+
+def _has_open(pid: int, path: Path) -> bool:
+    folder = Path(f"/proc/{pid}/fd")
+    return any((folder / name).resolve() == path for name in os.listdir(folder))
+
+
 def test_a_turn_that_ends_does_not_spoil_a_recording(make_world: MakeWorld) -> None:
     """cuStreamBeginCaptureToGraph: waiting for the device would."""
     assert with_turns(make_world).ask(["start"], ["record", 0.1])[1] == 0

@@ -48,6 +48,13 @@ int allot_open(const char *path)
     return higher;
 }
 
+int allot_is_file(int fd, uint64_t device, uint64_t inode)
+{
+    struct stat found;
+    return fd >= 0 && fstat(fd, &found) == 0 && (uint64_t)found.st_dev == device &&
+           (uint64_t)found.st_ino == inode;
+}
+
 int allot_account_open(allot_account *account, const char *path, const char **why)
 {
     struct stat found;
@@ -131,13 +138,10 @@ int allot_account_join(allot_account *account)
 
 void allot_account_drop(allot_account *account)
 {
-    struct stat found;
     if (account->map)
         munmap(account->map, sizeof(allot_region));
-    /* An inherited copy of the descriptor would keep the parent's slot alive. A program that closed
-     * all of its descriptors may have another file there by now. */
-    if (account->fd >= 0 && fstat(account->fd, &found) == 0 &&
-        (uint64_t)found.st_dev == account->device && (uint64_t)found.st_ino == account->inode)
+    /* An inherited copy of the descriptor would keep the parent's slot alive. */
+    if (allot_is_file(account->fd, account->device, account->inode))
         close(account->fd);
     account->map = NULL;
     account->fd = -1;
@@ -188,11 +192,14 @@ int allot_account_is_alive(const allot_account *account, int slot)
 
 /* Empties the slots of the dead. The slot is held meanwhile: a newcomer who took it between the
  * look and the writing would lose what it had reserved. Under the mutex: the locks are those of the
- * whole process, so that of two threads the first to end would let go what the second holds. */
+ * whole process, so that of two threads the first to end would let go what the second holds. On a
+ * file of the program's own nobody holds a lock. */
 static int sweep(allot_account *account)
 {
     allot_region *map = account->map;
     int num_swept = 0;
+    if (!allot_is_file(account->fd, account->device, account->inode))
+        return 0;
     for (int slot = 0, high = high_slot(map); slot < high; slot++) {
         uint64_t held = 0;
         for (int gpu = 0; gpu < ALLOT_MAX_GPUS; gpu++)

@@ -99,6 +99,9 @@ typedef struct {
 
 /* Opens a file of ours for reading and writing, never as a standard stream; -1 if it cannot be. */
 int allot_open(const char *path);
+/* Whether a descriptor is that file still: a program that has closed all of its descriptors, ours
+ * among them, may have another there by now. */
+int allot_is_file(int fd, uint64_t device, uint64_t inode);
 /* Maps a region that somebody made. 0, or -1 with a sentence in `why`. */
 int allot_account_open(allot_account *account, const char *path, const char **why);
 /* Takes a slot in it. 0, or -1 if all are taken. */

@@ -11,6 +11,7 @@
 #include <pthread.h>
 #include <signal.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -36,7 +37,8 @@ static _Atomic int num_captures;
 static struct {
     pthread_mutex_t mutex;
     pthread_cond_t begun;
-    int fd, is_held, is_off, is_busy;
+    int fd, is_held, is_off, is_busy, is_watched;
+    uint64_t device, inode; /* of the file, by which `fd` is known to be it still */
     int is_impatient; /* waited in vain the last time: only asks, until a turn is to be had again */
     uint64_t began, until;
     _Atomic uint64_t last_launch;
@@ -46,10 +48,15 @@ static struct {
                                   .begun = PTHREAD_COND_INITIALIZER},
 };
 
+static int has_file(int gpu)
+{
+    return turn[gpu].fd > 0 && allot_is_file(turn[gpu].fd, turn[gpu].device, turn[gpu].inode);
+}
+
 static void forget(void)
 {
     for (int gpu = 0; gpu < ALLOT_MAX_GPUS; gpu++) {
-        if (turn[gpu].fd > 0)
+        if (has_file(gpu))
             close(turn[gpu].fd);
         memset(&turn[gpu], 0, sizeof turn[gpu]);
         pthread_mutex_init(&turn[gpu].mutex, NULL);
@@ -96,9 +103,10 @@ static account read_account(int fd, unsigned slot)
     return found;
 }
 
-static void write_account(int fd, unsigned slot, const account *value)
+static void write_account(int gpu, unsigned slot, const account *value)
 {
-    if (pwrite(fd, value, sizeof *value, (off_t)(slot * sizeof *value)) < 0)
+    if (!has_file(gpu) ||
+        pwrite(turn[gpu].fd, value, sizeof *value, (off_t)(slot * sizeof *value)) < 0)
         return;
 }
 
@@ -183,7 +191,7 @@ static void end_turn(allot_session *session, int gpu, int may_keep)
     account mine = read_account(fd, own);
     mine.used_ns += took;
     mine.virtual_ns += took * 1000 / session->limits->gpus[gpu].milli;
-    write_account(fd, own, &mine);
+    write_account(gpu, own, &mine);
     atomic_fetch_add(&session->account.map->processes[session->account.slot].gpu_ns, took);
     if (may_keep && !session->limits->is_strict && is_next(fd, own, mine.virtual_ns) &&
         locked_from(fd, WAITING_BYTES, WAITING_BYTES + MAX_SESSIONS) < 0) {
@@ -236,10 +244,18 @@ static int start_watcher(int gpu)
 
 static int open_file(allot_session *session, int gpu)
 {
-    if (turn[gpu].fd > 0 || turn[gpu].is_off)
+    struct stat found;
+    if (turn[gpu].is_off || has_file(gpu))
         return !turn[gpu].is_off;
+    /* Never opened; or closed by the program, and the turn and its signs with it. */
+    turn[gpu].is_held = turn[gpu].is_busy = 0;
     turn[gpu].fd = allot_open(session->limits->gpus[gpu].share);
-    turn[gpu].is_off = turn[gpu].fd <= 0 || !start_watcher(gpu);
+    if (turn[gpu].fd > 0 && fstat(turn[gpu].fd, &found) == 0) {
+        turn[gpu].device = (uint64_t)found.st_dev;
+        turn[gpu].inode = (uint64_t)found.st_ino;
+        turn[gpu].is_watched = turn[gpu].is_watched || start_watcher(gpu);
+    }
+    turn[gpu].is_off = turn[gpu].fd <= 0 || !turn[gpu].is_watched;
     return !turn[gpu].is_off;
 }
 
@@ -254,7 +270,7 @@ static void be_busy(int gpu, unsigned own)
         return;
     account mine = read_account(fd, own);
     catch_up(fd, own, &mine);
-    write_account(fd, own, &mine);
+    write_account(gpu, own, &mine);
 }
 
 /* One try: whether the turn is ours now; else how long to wait before the next. */
@@ -273,7 +289,7 @@ static int try_turn(allot_session *session, int gpu, unsigned own, uint64_t *pau
         *pause = early < QUANTUM_NS ? early : QUANTUM_NS;
         return -1;
     }
-    write_account(fd, own, &mine);
+    write_account(gpu, own, &mine);
     return 1;
 }
 
