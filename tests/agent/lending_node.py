@@ -66,7 +66,7 @@ def alloc(n):
     p = c.c_uint64()
     return l.cuMemAlloc_v2(c.byref(p), c.c_size_t(n))
 """
-# Counts steps until it is told to end, and says at each how many; only the first call CUDA.
+# Counts steps until a file tells it to end, and says at each how many; only the first call CUDA.
 TRAINING = (
     CUDA
     + """
@@ -79,7 +79,7 @@ def save(*_):
 signal.signal(signal.SIGTERM, save)
 print("started", start(), alloc(int(sys.argv[1]) << 20), flush=True)
 count = 0
-while not pathlib.Path("end").exists():
+while not pathlib.Path(sys.argv[2] + ".end").exists():
     assert count >= int(sys.argv[3]) or alloc(4096) == 0
     count += 1
     pathlib.Path(sys.argv[2]).write_text(str(count))
@@ -307,6 +307,10 @@ class World:
         except OSError:
             return 0
 
+    def tell_to_end(self, training: AttemptSpec) -> None:
+        """Have a training end by itself."""
+        (self.folders.home("speech", "bob") / f"{training.env['COUNTER']}.end").touch()
+
     def until_further(self, training: AttemptSpec) -> None:
         """Wait until a training gets on, whatever the agent does meanwhile."""
         before, deadline = self.count(training), time.monotonic() + 60
@@ -336,12 +340,13 @@ class World:
         return loan
 
     def lent(self, session: Session, **changes: object) -> tuple[Loan, AttemptSpec]:
-        """A session's device, lent to a training that runs on it."""
+        """A session's device, lent to a training that runs on it, as the agent has told."""
         self.until(lambda: self.is_idle(session))
         training = self.training(session, **changes)  # type: ignore[arg-type]
         loan = self.lend(session, training)
         self.until_loan(loan, LoanState.LENT)
         self.until_further(training)
+        self.until(lambda: (seen := self.orchestrator.seen(training)) and seen.pid)
         self.until(lambda: session.swap == SwapState.SWAPPED_OUT)
         return loan, training
 

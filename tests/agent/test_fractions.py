@@ -164,11 +164,13 @@ def test_neighbours_are_unseen_and_fill_the_same_device(driver: Driver) -> None:
 
 
 def test_processes_of_one_session_share_and_list_each_other(driver: Driver) -> None:
+    holds = 'print(alloc(3 << 30), flush=True); open("up", "w"); time.sleep(1000)'
+    listed = "nvidia-smi --query-compute-apps=pid,used_memory --format=csv,noheader"
     script = (
-        f"python -c '{CUDA}start(); print(alloc(3 << 30), flush=True); time.sleep(5)' & "
-        "sleep 1.5; nvidia-smi --query-compute-apps=pid,used_memory --format=csv,noheader; "
+        f"python -c '{CUDA}start(); {holds}' & "
+        f"until test -e up; do sleep 0.05; done; {listed}; "
         f"echo $!; python -c '{CUDA}start(); print(alloc(2 << 30), alloc(1 << 30))'; "
-        "kill -9 $!; sleep 0.1; "
+        "{ kill -9 $!; wait $!; } 2>/dev/null; "
         f"python -c '{CUDA}start(); print(alloc(4 << 30))'"
     )
     lines = driver.output(on(spec("bash", "-c", script))).splitlines()

@@ -83,9 +83,8 @@ def test_a_cell_brings_the_gpu_back_and_the_borrower_goes_on_later(
     world.until_loan(again, LoanState.LENT)
     world.until_further(training)
     assert world.orchestrator.seen(training).pid == pid  # type: ignore[union-attr]
-    (world.folders.home("speech", "bob") / "end").touch()
+    world.tell_to_end(training)
     world.until(lambda: world.orchestrator.seen(training).phase == AttemptPhase.EXITED)  # type: ignore[union-attr]
-    (world.folders.home("speech", "bob") / "end").unlink()
     assert world.orchestrator.seen(training).exit_code == 0  # type: ignore[union-attr]
     assert "ended right after" in world.log(training)
     # Nobody borrows any more: the device is simply returned.
@@ -102,14 +101,14 @@ def test_the_first_cuda_call_of_a_thread_brings_the_gpu_back(
         "def later():\n"
         "    while not os.path.exists('go'): time.sleep(0.05)\n"
         "    global done; start(); done = alloc(4096)\n"
-        "threading.Thread(target=later).start()"
+        "thread = threading.Thread(target=later); thread.start()"
     )
     world.until(lambda: world.is_idle(session))
     loan, _ = world.lent(session)
     (world.folders.home("vision", "ann") / "go").touch()
     assert world.until_loan(loan, LoanState.ENDED).ended_by == "cuda_call"
     (world.folders.home("vision", "ann") / "go").unlink()
-    assert session.run("time.sleep(0.2); print(done)") == "0\n"
+    assert session.run("thread.join(); print(done)") == "0\n"
 
 
 def test_the_button_works_with_the_orchestrator_away(world: World, session: Session) -> None:
@@ -206,7 +205,7 @@ def test_a_session_that_is_stopped_leaves_the_device_to_whom_it_is_promised(
     world.orchestrator.want(other)
     world.ask("/wake", "POST")
     world.until_further(other)
-    assert world.state_of(training) == SwapState.SWAPPED_OUT
+    world.until(lambda: world.state_of(training) == SwapState.SWAPPED_OUT)
     world.orchestrator.want(replace(other, goal=Goal.STOP))
     world.until_further(training)
     world.orchestrator.want(replace(training, goal=Goal.STOP))

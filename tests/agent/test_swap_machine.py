@@ -19,7 +19,7 @@ from scheduling.agent.swap.memory import DriverError, Libraries, Mover, ProcessS
 from scheduling.agent.swap.record import Phase
 from tests.agent.held_session import HOLDER, SIZES, Session, always, session, start
 from tests.fraction.conftest import libraries, make_world, prefix
-from tests.fraction.world import MIB, World
+from tests.fraction.world import MIB, World, until
 
 __all__ = ["libraries", "make_world", "prefix", "session", "start"]
 
@@ -46,9 +46,9 @@ def test_calls_wait_while_it_is_away_and_go_on_afterwards(session: Session) -> N
     answer: list[str] = []
     reader = threading.Thread(target=lambda: answer.append(session.holders[0].read()))
     reader.start()
+    until(lambda: session.body.region.read().num_held == 1)
     reader.join(0.3)
     assert not answer
-    assert session.body.region.read().num_held == 1
     session.back()
     reader.join(5)
     assert answer == ["1 0"]
@@ -101,8 +101,9 @@ def test_a_process_whose_kernel_runs_is_busy_and_the_others_are_let_go(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rules, "_LOCK_TIMEOUT_S", 0.2)
+    began_s = time.monotonic()
     session.holders[1].send("launch 1500000000")
-    time.sleep(0.1)
+    until(lambda: (session.body.last_call_s() or 0.0) > began_s)
     assert refused(session) == "not_idle"
     assert session.holders[1].read() == "1 0"
     assert session.holders[0].ask("call") == "1 0"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -78,17 +78,22 @@ def test_without_usable_limits_there_is_no_gpu_at_all(
     assert nvml["result"] != 0
 
 
-def test_new_limits_hold_from_the_next_allocation_on(world: World) -> None:
-    steps = (["start"], ["info"], ["sleep", 1], ["info"], ["alloc", "a", GIB])
+def test_new_limits_hold_from_the_next_allocation_on(world: World, tmp_path: Path) -> None:
+    asked_once, changed = tmp_path / "asked", tmp_path / "changed"
+    steps = (
+        ["start"], ["info"], ["touch", str(asked_once)], ["wait_for", str(changed)], ["info"],
+        ["alloc", "a", GIB],
+    )  # fmt: skip
     with world.asking(*steps) as asked:
-        until(lambda: world.region.read().processes)
-        time.sleep(0.3)
+        until(asked_once.exists)
         world.limits = (GpuLimit(UUIDS[0], GIB // 2, 33),)
         world.write_limits()
         world.region.limits_changed()
+        changed.touch()
         answers = asked.answers()
     assert answers[1:] == [
         [0, 5 * GIB, 5 * GIB],
+        0,
         0,
         [0, GIB // 2, GIB // 2],
         OUT_OF_MEMORY,

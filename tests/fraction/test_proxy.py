@@ -23,6 +23,7 @@ from tests.fraction.world import (
     UUIDS,
     FakeDevice,
     World,
+    has_open,
     until,
 )
 
@@ -362,7 +363,7 @@ def test_a_child_of_a_killed_parent_does_not_keep_its_memory(world: World) -> No
     listed = Path(f"/proc/{parent.pid}/task/{parent.pid}/children")
     until(listed.read_text)
     children = listed.read_text().split()
-    time.sleep(0.05)
+    until(lambda: not has_open(int(children[0]), world.region.path))
     try:
         os.kill(parent.pid, signal.SIGKILL)
         assert world.ask(["start"], ["alloc", "a", 5 * GIB])[1] == 0

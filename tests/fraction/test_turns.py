@@ -17,7 +17,7 @@ import pytest
 from scheduling.agent.fraction.limits import GpuLimit
 from scheduling.agent.fraction.region import Region, State
 from scheduling.agent.fraction.utilisation import Utilisation
-from tests.fraction.world import GIB, UUIDS, Asked, FakeDevice, World, until
+from tests.fraction.world import GIB, UUIDS, Asked, FakeDevice, World, has_open, until
 
 pytestmark = pytest.mark.alone
 
@@ -218,18 +218,13 @@ def test_turns_go_on_after_all_descriptors_were_closed_and_leave_others_files_al
         ["spin", KERNEL_NS, 0, time.monotonic() + 60],
     ) as asked:
         until(lambda: turns.read_bytes().strip(b"\0"))
-        until(lambda: _has_open(asked.pid, theirs))
+        until(lambda: has_open(asked.pid, theirs))
         before = turns.read_bytes()
         (tmp_path / "go").touch()
         until(lambda: turns.read_bytes() != before)
         with turns.open("rb+") as file:
             until(lambda: has_turn(file.fileno()))
     assert theirs.read_bytes() == b"mine" * 1000
-
-
-def _has_open(pid: int, path: Path) -> bool:
-    folder = Path(f"/proc/{pid}/fd")
-    return any((folder / name).resolve() == path for name in os.listdir(folder))
 
 
 def test_a_turn_that_ends_does_not_spoil_a_recording(make_world: MakeWorld) -> None:

@@ -172,3 +172,9 @@ def until(is_true: Callable[[], object]) -> None:
     while not is_true():
         assert time.monotonic() < deadline
         time.sleep(0.005)
+
+
+def has_open(pid: int, path: Path) -> bool:
+    """Whether a process has a file open."""
+    folder = Path(f"/proc/{pid}/fd")
+    return any((folder / name).resolve() == path for name in os.listdir(folder))
