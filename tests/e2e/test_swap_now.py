@@ -103,7 +103,7 @@ def test_pressed_the_button_lends_at_once_and_a_cell_takes_the_device_back(
 
     press_swap_out_now(page, mine)
     until(lambda: step_of(stack, training) > 10, "the training borrows the device", 120)
-    assert count(stack, LENT, mine) == 1
+    until(lambda: count(stack, LENT, mine) == 1, "the loan is told", 30)
 
     second = run_cell(notebook, "x += 1; print('x is', x, alloc(4096))")
     expect_output(notebook, second, "x is 42 0")
