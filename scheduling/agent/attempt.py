@@ -75,6 +75,7 @@ class Attempt:
         self.members: Sequence[Member] = ()
         self.is_leader_saving: Callable[[], bool] = lambda: False
         self._told: object = None
+        self._told_error = ""
         self._job: Future[object] | None = None
         self._spawned_s: float | None = None
         self._looked_s = 0.0
@@ -308,7 +309,9 @@ class Attempt:
             self._conclude({"refusal": str(error), "field": str(error).partition(":")[0]})
         elif error is not None and not self.is_begun:
             self._conclude({"refusal": f"could not be prepared: {error}", "field": ""})
-        elif error is not None:
+        elif error is not None and str(error) != self._told_error:
+            # What is tried every second is told once.
+            self._told_error = str(error)
             folders.append_line(self.folder / folders.LOG, f"the agent failed: {error}")
 
     # ------------------------------------------------------------------ end

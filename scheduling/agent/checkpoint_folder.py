@@ -78,7 +78,11 @@ class CheckpointFolder:
             record: Of its exit, once it has ended: then this is the last look.
         """
         with folders.opened(self._folder) as attempt_fd:
-            fd = folders.open_below(attempt_fd, f"{folders.WORK}/{spec.checkpoint.subfolder}")
+            try:
+                fd = folders.open_below(attempt_fd, f"{folders.WORK}/{spec.checkpoint.subfolder}")
+            except FileNotFoundError:
+                # Its owner has removed it; and older agents made none for sessions.
+                return
         try:
             fresh = [entry for entry in whole_entries(fd, record) if entry not in self._known]
             for entry in fresh:

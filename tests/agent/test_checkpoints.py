@@ -150,6 +150,37 @@ def test_the_client_hears_of_requests_without_any_signal(driver: Driver) -> None
     assert [str(each.step) for each in driver.report(wanted).checkpoints] == steps
 
 
+def test_a_session_without_a_checkpoint_folder_goes_on_in_peace(driver: Driver) -> None:
+    """As one that an older agent has started."""
+    wanted = spec("sleep", "1000", kind="interactive")
+    driver.want(wanted)
+    driver.until_phase(wanted, AttemptPhase.RUNNING)
+    (driver.site.folders.attempt(wanted.attempt_id) / "work" / "checkpoints").rmdir()
+    for _ in range(2):
+        _look_again(driver, wanted)
+    assert driver.log(wanted) == ""
+
+
+def test_a_checkpoint_folder_that_cannot_be_looked_through_is_told_once(driver: Driver) -> None:
+    wanted = spec("sleep", "1000")
+    driver.want(wanted)
+    driver.until_phase(wanted, AttemptPhase.RUNNING)
+    folder = driver.site.folders.attempt(wanted.attempt_id) / "work" / "checkpoints"
+    folder.rmdir()
+    folder.symlink_to("/etc")
+    driver.until_logged(wanted, "the agent failed")
+    for _ in range(2):
+        _look_again(driver, wanted)
+    assert driver.log(wanted).count("\n") == 1
+
+
+def _look_again(driver: Driver, wanted: AttemptSpec) -> None:
+    """Tick until the folder has been looked through once more, and that is over."""
+    attempt = driver.runner.attempts[wanted.attempt_id]
+    looked_s = attempt._looked_s
+    driver.until(lambda: attempt._looked_s > looked_s and attempt._job is None)
+
+
 def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(driver: Driver) -> None:
     wanted = example("--steps", "250", "--checkpoint-every", "100", "--step-delay", "0.005")
     driver.finish(wanted)
