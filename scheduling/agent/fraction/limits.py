@@ -30,7 +30,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 FORMAT = "allot-limits/1"
-GATE_FORMAT = "allot-gate/1"
 MAX_GPUS = 16
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 # CUDA compute capability of the first GPU of an architecture.
-VOLTA, TURING = (7, 0), (7, 5)
+TURING = (7, 5)
 # Releases of the driver.
 LIMITS_DRIVER = 615
 """Memory limits of cgroups; CUDA 13.4, hence also a checkpoint into memory of the controller."""

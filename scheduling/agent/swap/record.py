@@ -95,9 +95,9 @@ class LoanRecord:
     """A loan as far as it was carried out.
 
     Attributes:
-        wanted_at: When the lender was wanted again.
         started_at: When it was first ordered.
-        was_lent: The devices were free for the borrower at some time.
+        lent_at: When the devices became free for the borrower; None if they never were.
+        wanted_at: When the lender was wanted again.
     """
 
     loan: Loan
