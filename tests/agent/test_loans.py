@@ -316,15 +316,19 @@ def test_when_the_node_shuts_down_lender_and_borrower_end_as_the_node_did() -> N
     needs.compiler()
     world = World()
     try:
-        world.start_sessions([world.session_on(*world.devices[0])])
-        session = world.take()
+        world.start_sessions([world.session_on(*place) for place in world.devices[:2]])
+        session, woken = world.take(), world.take()
         _, training = world.lent(session)
+        # In memory and held up by a CUDA call, it saves on the device that its lender leaves.
+        loan, parked = world.lent(woken)
+        assert woken.run("print(x, alloc(4096))") == "41 0\n"
+        assert world.until_loan(loan, LoanState.ENDED).ended_by == "cell"
         world.kill_agent(signal.SIGINT)
-        ends = {
-            each.attempt_id: each.exit_cause for each in world.orchestrator.reports[-1].attempts
-        }
-        assert ends[training.attempt_id] == ExitCause.NODE_SHUTDOWN
-        assert ends[session.spec.attempt_id] == ExitCause.NODE_SHUTDOWN
+        ends = {each.attempt_id: each for each in world.orchestrator.reports[-1].attempts}
+        for each in (session.spec, woken.spec, training, parked):
+            assert ends[each.attempt_id].exit_cause == ExitCause.NODE_SHUTDOWN
+        for each in (training, parked):
+            assert ends[each.attempt_id].checkpoints
         world.agent = world.start_agent()
     finally:
         world.close()

@@ -154,7 +154,7 @@ class Moves:
         await asyncio.gather(*(asyncio.to_thread(_recover, machine) for machine in machines))
 
     def shut_down(self) -> None:
-        """All attempts are being stopped: bring nothing back any more."""
+        """All attempts are being stopped: bring none back but borrowers, where there is room."""
         self._is_closed = True
 
     def close(self) -> None:
@@ -171,8 +171,7 @@ class Moves:
             attempt = self._ground.attempts.get(attempt_id)
             if attempt is None or attempt.is_over:
                 self._forget(attempt_id)
-        if not self._is_closed:
-            self._bring_parked_back()
+        self._bring_parked_back()
 
     def is_leaving(self, attempt_id: str) -> bool:
         """Whether it is being stopped, and needs no device to end."""
@@ -195,13 +194,17 @@ class Moves:
             attempt = self._ground.attempts.get(attempt_id)
             if attempt is None or attempt_id in self._returning or attempt_id in self._yielding:
                 continue
-            if not self._is_borrower(attempt_id):
-                # Nobody's loan any more, and off its devices: its record was lost.
-                if machine.is_away and not self._ties.lends(attempt_id):
-                    self.bring_back_soon(attempt_id)
-                continue
-            if machine.is_away and not self.is_leaving(attempt_id) and self._may_come(attempt.spec):
+            if machine.is_away and self._is_to_come(attempt_id, attempt.spec):
                 self.bring_back_soon(attempt_id)
+
+    def _is_to_come(self, attempt_id: str, spec: AttemptSpec) -> bool:
+        if not self._is_borrower(attempt_id):
+            # Nobody's loan any more, and off its devices: its record was lost.
+            return not self._is_closed and not self._ties.lends(attempt_id)
+        if self._is_closed:
+            # A CUDA call that waits would keep it from saving, and nobody else begins any more.
+            return self._fits(spec)
+        return not self.is_leaving(attempt_id) and self._may_come(spec)
 
     # ------------------------------------------------------------------ room
 
