@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from typing import ClassVar
 
+from django.core.exceptions import ValidationError
 from django.db import models
 from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
@@ -77,6 +78,23 @@ class Template(models.Model):
 
     def __str__(self) -> str:
         return self.name
+
+    def clean(self) -> None:
+        """Refuse at the field what the schema would.
+
+        Raises:
+            ValidationError: keyed by `owner` or `project`: the scope needs it, or has none.
+        """
+        if self.scope == TemplateScope.PRIVATE and self.owner is None:
+            message = _("A private template has an owner.")
+            raise ValidationError({"owner": ValidationError(message, "owner_missing")})
+        if self.scope == TemplateScope.PROJECT and self.project is None:
+            message = _("A template of a project names the project.")
+            raise ValidationError({"project": ValidationError(message, "project_missing")})
+        if self.scope == TemplateScope.PLATFORM and self.project is not None:
+            message = _("A template for everybody belongs to no project, “%(value)s” neither.")
+            params = {"value": str(self.project)}
+            raise ValidationError({"project": ValidationError(message, "has_project", params)})
 
 
 class Token(models.Model):

@@ -157,6 +157,25 @@ def test_a_template_with_a_misspelt_field_is_refused(admin: Client) -> None:
     assert Template.objects.get().spec == {"gpu_fraction": "0.3"}
 
 
+@pytest.mark.parametrize(
+    ("scope", "words"),
+    [
+        ("private", "A private template has an owner."),
+        ("project", "A template of a project names the project."),
+        ("platform", "belongs to no project, “Vision” neither"),
+    ],
+)
+def test_a_template_has_what_its_scope_needs(
+    admin: Client, vision: Project, scope: str, words: str
+) -> None:
+    values = {"name": "Jupyter", "kind": SESSION.value, "scope": scope, "spec": "{}"}
+    if scope == "platform":
+        values["project"] = str(vision.pk)
+    answer = admin.post(reverse("admin:projects_template_add"), values)
+    assert words in answer.content.decode()
+    assert not Template.objects.exists()
+
+
 @pytest.mark.parametrize("model", ["workload", "attempt", "wait", "node", "command"])
 def test_what_runs_is_looked_at_only(admin: Client, model: str) -> None:
     assert admin.get(reverse(f"admin:scheduling_{model}_changelist")).status_code == 200
