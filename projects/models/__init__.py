@@ -13,7 +13,7 @@ from projects.models.memberships import DepartmentMembership, Membership
 from projects.models.names import DEFAULT_LABEL_KEY, SLUG_PATTERN, validate_slug
 from projects.models.node_types import AllowedNodeType, NodeType, WorkloadKind
 from projects.models.owners import Department, Project
-from projects.models.people import Role, User
+from projects.models.people import Role, User, validate_time_zone
 from projects.models.quotas import DepartmentQuota, GpuQuota
 from projects.models.records import AuditEntry, Template, TemplateScope, Token
 
@@ -38,4 +38,5 @@ __all__ = [
     "User",
     "WorkloadKind",
     "validate_slug",
+    "validate_time_zone",
 ]

@@ -7,6 +7,7 @@ from zoneinfo import ZoneInfo, available_timezones
 from django.conf import settings
 from django.contrib import messages
 from django.contrib.auth.decorators import login_required
+from django.core.exceptions import ValidationError
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.utils import timezone
@@ -14,6 +15,7 @@ from django.utils.http import url_has_allowed_host_and_scheme
 from django.utils.translation import gettext as _
 from django.views.decorators.http import require_http_methods, require_POST
 
+from projects.models import validate_time_zone
 from scheduling.views.pages import PageRequest, page
 
 THEMES = ("system", "light", "dark")
@@ -49,22 +51,21 @@ def theme(request: HttpRequest) -> HttpResponse:
 @require_http_methods(["GET", "POST"])
 def preferences(request: PageRequest) -> HttpResponse:
     """Choose the zone in which times are shown; empty is the organisation's."""
-    zones = sorted(available_timezones())
     problem = ""
     if request.method == "POST":
         chosen = request.POST.get("time_zone", "").strip()
-        if not chosen or chosen in zones:
+        try:
+            validate_time_zone(chosen)
+        except ValidationError as error:
+            problem = " ".join(error.messages)
+        else:
             request.user.time_zone = chosen
             request.user.save(update_fields=["time_zone"])
             timezone.activate(ZoneInfo(chosen or settings.TIME_ZONE))
             messages.success(request, _("Saved."))
             return redirect("scheduling:preferences")
-        problem = _("“%(zone)s” is not a time zone; an example is %(example)s.") % {
-            "zone": chosen[:60],
-            "example": settings.TIME_ZONE,
-        }
     context = {
-        "zones": zones,
+        "zones": sorted(available_timezones()),
         "organisation_zone": settings.TIME_ZONE,
         "problem": problem,
         "chosen": request.POST.get("time_zone", request.user.time_zone),

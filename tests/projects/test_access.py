@@ -7,6 +7,7 @@ from datetime import timedelta
 
 import pytest
 from django.contrib.auth.models import AnonymousUser
+from django.core.exceptions import ValidationError
 from django.utils import timezone
 
 from projects import access
@@ -56,3 +57,15 @@ def test_an_expired_membership_gives_nothing() -> None:
     thing = Thing(owner.pk, project.pk)
     Membership.objects.update(expires_at=timezone.now() - timedelta(seconds=1))
     assert answers(owner, thing) == (False, False, False, False)
+
+
+@pytest.mark.parametrize("zone", ["Mars/Base", "../etc/passwd", "europe moscow"])
+def test_a_zone_that_does_not_exist_is_refused_with_an_example(zone: str) -> None:
+    person = User(username="vera", password="x", time_zone=zone)
+    with pytest.raises(ValidationError) as refused:
+        person.full_clean()
+    assert refused.value.message_dict == {
+        "time_zone": [f"“{zone}” is not a time zone; an example is Europe/Moscow."]
+    }
+    person.time_zone = "Asia/Vladivostok"
+    person.full_clean()
