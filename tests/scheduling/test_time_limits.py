@@ -1,86 +1,37 @@
-"""Time limits on the rows: the clock, warnings, extensions, the end, and for whom a rule holds."""
+"""Time limits on the rows: the clock, warnings and the end."""
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 
 import pytest
 from django.core import mail
 from django.db import IntegrityError, transaction
 from django.utils import timezone
-from hypothesis import given
-from hypothesis import strategies as st
 from pytest_django import DjangoAssertNumQueries
 
-from projects import idle_rules
-from projects.models import AuditEntry, Project, Role, User
-from scheduling import cycle, past, texts, time_limits
+from projects.models import Project
+from scheduling import texts, time_limits
 from scheduling.agent.protocol import SwapReport, SwapState
 from scheduling.cycle import run_cycle
-from scheduling.models import LEADER, Attempt, Event, Node, Phase, Workload
+from scheduling.models import LEADER, Attempt, Node, Phase, Workload
 from scheduling.services import (
-    ActionRefusedError,
     SubmissionRefusedError,
     extend,
     notices,
-    preview,
     retry,
     stop,
 )
 from scheduling.services.ending import watch_ending
 from scheduling.services.grounds import IDLENESS, TIME_LIMIT
-from scheduling.services.rules import AppliesTo, change_rule
-from scheduling.snapshot import read_arrivals
-from tests.factories import make_member, session_spec, submitted, training_spec
+from scheduling.services.rules import AppliesTo
+from tests.factories import session_spec, submitted, training_spec
 from tests.scheduling.conftest import Organisation
-from tests.scheduling.test_rules_on_rows import seen
+from tests.scheduling.limits import HOUR, MINUTE, limits, look, rule, run_on, started, told
+from tests.scheduling.planned import seen
 
-pytestmark = pytest.mark.django_db
-
-HOUR, MINUTE = 3600, 60
-CODES = ("limit_warning", "limit_withdrawn", "limit_extended", "time_limit")
-
-
-@pytest.fixture(autouse=True)
-def _limits(organisation: Organisation, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four hours for each, and nothing ends for idling; each cycle estimates."""
-    monkeypatch.setattr(cycle, "ESTIMATES_EVERY_S", 0.0)
-    limits = {"max_run_interactive_s": 4 * HOUR, "max_run_training_s": 4 * HOUR}
-    Project.objects.update(idle_stop_after_s=None, **limits)
-    User.objects.filter(pk=organisation.vera.pk).update(email="vera@example.org")
-    for each in (organisation.vision, organisation.language, organisation.speech):
-        each.refresh_from_db()
-
-
-def started(organisation: Organisation, hours: float = 0.0, **changes: object) -> Workload:
-    """A training that has run for so long."""
-    row = submitted(training_spec(organisation.vision, **changes), organisation.vera)
-    run_cycle()
-    organisation.agent.run(row)
-    run_on(row, hours)
-    return row
-
-
-def run_on(row: Workload, hours: float) -> None:
-    """Its present start began so much earlier."""
-    began = timezone.now() - timedelta(hours=hours)
-    Attempt.objects.open().filter(workload=row).update(started_at=began)
-    row.refresh_from_db()
-
-
-def look(after_min: float = 0.0) -> int:
-    return watch_ending(timezone.now() + timedelta(minutes=after_min))
-
-
-def told(row: Workload) -> list[str]:
-    events = Event.objects.filter(workload=row, code__in=CODES)
-    return list(events.values_list("code", flat=True))
-
-
-def rule(project: Project, applies_to: AppliesTo, actor: User, **values: object) -> list[str]:
-    with transaction.atomic():
-        row = idle_rules.lock(project)
-        return change_rule(row, values, applies_to=applies_to, actor=actor, channel="ui")
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("limits")]
+__all__ = ["limits"]
 
 
 # ---------------------------------------------------------------- warnings and end
@@ -297,92 +248,6 @@ def test_of_several_replicas_the_leader_tells_the_time(organisation: Organisatio
     assert set(rows.values_list("goal", flat=True)) == {"stop"}
 
 
-# ---------------------------------------------------------------- extending
-
-
-def test_extend_lengthens_it_and_is_warned_anew(organisation: Organisation) -> None:
-    row = started(organisation, hours=3.9)
-    look()
-    extend(row, actor=organisation.vera, for_s=2 * HOUR)
-    row.refresh_from_db()
-    now_s = timezone.now().timestamp()
-    assert row.current is not None
-    assert row.current.limit_end_at is row.current.limit_warned_at is None
-    assert row.extended_s == pytest.approx(1.9 * HOUR, abs=120)
-    assert seen(row).expected_end_s == pytest.approx(now_s + 2 * HOUR, abs=120)
-    assert look(after_min=104) == 0
-    assert look(after_min=106) == 1
-    assert told(row) == ["limit_warning", "limit_extended", "limit_warning"]
-    (entry,) = AuditEntry.objects.filter(action="workload.extended")
-    assert entry.before is not None
-    assert entry.after is not None
-    assert entry.before["extended_s"] == 0
-    assert entry.after["extended_s"] == row.extended_s
-
-
-def test_an_extension_that_ends_before_the_limit_is_refused_and_costs_nothing(
-    organisation: Organisation,
-) -> None:
-    row = started(organisation)
-    with pytest.raises(ActionRefusedError, match=r"4.h at the earliest, so extending it by 2.h"):
-        extend(row, actor=organisation.vera, for_s=2 * HOUR)
-    row.refresh_from_db()
-    assert (row.extended_s, row.num_extensions) == (0, 0)
-
-
-def test_pressed_twice_it_costs_one_of_the_ten(organisation: Organisation) -> None:
-    row = started(organisation, hours=3.9)
-    extend(row, actor=organisation.vera, for_s=2 * HOUR)
-    with pytest.raises(ActionRefusedError, match="puts nothing off"):
-        extend(row, actor=organisation.vera, for_s=2 * HOUR)
-    row.refresh_from_db()
-    assert row.num_extensions == 1
-
-
-def test_idleness_is_put_off_up_to_the_limit_without_costing_any_of_the_ten(
-    organisation: Organisation,
-) -> None:
-    Project.objects.update(idle_stop_after_s=HOUR)
-    row = started(organisation)
-    Workload.objects.update(num_extensions=time_limits.MAX_EXTENSIONS)
-    extend(row, actor=organisation.vera, for_s=2 * HOUR)
-    row.refresh_from_db()
-    assert (row.extended_s, row.num_extensions) == (0, time_limits.MAX_EXTENSIONS)
-    with pytest.raises(ActionRefusedError, match="only managers of project Vision"):
-        extend(row, actor=organisation.vera, for_s=5 * HOUR)
-
-
-def test_its_owner_extends_ten_times_and_a_manager_goes_on(organisation: Organisation) -> None:
-    row = started(organisation, hours=3.9)
-    manager = make_member(organisation.vision, "mila", Role.MANAGER)
-    for n in range(time_limits.MAX_EXTENSIONS):
-        run_on(row, 3.9 + n)
-        extend(row, actor=organisation.vera, for_s=HOUR)
-    run_on(row, 13.9)
-    with pytest.raises(ActionRefusedError, match="only managers of project Vision"):
-        extend(row, actor=organisation.vera, for_s=HOUR)
-    extend(row, actor=manager, for_s=HOUR)
-    row.refresh_from_db()
-    assert row.num_extensions == time_limits.MAX_EXTENSIONS + 1
-
-
-def test_one_press_puts_off_both_ends(organisation: Organisation) -> None:
-    Project.objects.update(idle_stop_after_s=3 * HOUR)
-    row = started(organisation, hours=3.9)
-    extend(row, actor=organisation.vera, for_s=2 * HOUR)
-    attempt = Attempt.objects.get(workload=row)
-    row.refresh_from_db()
-    assert attempt.idle_kept_until is not None
-    assert row.extended_s > 0
-
-
-def test_what_nothing_ends_is_not_extended(organisation: Organisation) -> None:
-    row = started(organisation)
-    Project.objects.update(max_run_training_s=None)
-    with pytest.raises(ActionRefusedError, match="never stops idle work, and it has no time"):
-        extend(row, actor=organisation.vera, for_s=HOUR)
-
-
 # ---------------------------------------------------------------- its own limit
 
 
@@ -414,207 +279,3 @@ def test_the_schema_refuses_what_is_no_limit(organisation: Organisation, seconds
 def test_the_schema_wants_idle_work_to_end_before(organisation: Organisation) -> None:
     with pytest.raises(IntegrityError), transaction.atomic():
         Project.objects.update(idle_stop_after_s=4 * HOUR)
-
-
-# ---------------------------------------------------------------- for which work a rule holds
-
-
-def test_a_new_rule_is_for_what_is_submitted_afterwards(organisation: Organisation) -> None:
-    before = started(organisation, hours=3)
-    rule(organisation.vision, AppliesTo.NEW, organisation.vera, max_run_training_s=HOUR)
-    before.refresh_from_db()
-    assert before.kept_rule == {"max_run_training_s": 4 * HOUR}
-    assert look() == 0
-    assert seen(before).expected_end_s == pytest.approx(timezone.now().timestamp() + HOUR, abs=120)
-    organisation.vision.refresh_from_db()
-    after = submitted(training_spec(organisation.vision), organisation.vera)
-    assert seen(after).expected_run_s == HOUR
-    rule(organisation.vision, AppliesTo.NEW, organisation.vera, max_run_training_s=None)
-    before.refresh_from_db()
-    after.refresh_from_db()
-    assert before.kept_rule == {"max_run_training_s": 4 * HOUR}, "that of its submission"
-    assert after.kept_rule == {"max_run_training_s": HOUR}
-
-
-def test_a_first_limit_leaves_what_runs_without_one(organisation: Organisation) -> None:
-    Project.objects.update(max_run_training_s=None)
-    row = started(organisation, hours=50)
-    rule(organisation.vision, AppliesTo.NEW, organisation.vera, max_run_training_s=HOUR)
-    assert look() == 0
-    assert seen(row).expected_end_s is None
-
-
-def test_a_rule_for_running_work_gives_notice_first(organisation: Organisation) -> None:
-    row = started(organisation, hours=3)
-    waiting = submitted(training_spec(organisation.vision, num_devices=4), organisation.vera)
-    rule(organisation.vision, AppliesTo.NEW, organisation.vera, max_run_training_s=2 * HOUR)
-    rule(organisation.vision, AppliesTo.RUNNING, organisation.vera, max_run_training_s=MINUTE)
-    row.refresh_from_db()
-    assert row.kept_rule == {}
-    now_s = timezone.now().timestamp()
-    assert seen(row).expected_end_s == pytest.approx(now_s + 15 * MINUTE, abs=120)
-    assert seen(waiting).expected_run_s == MINUTE
-    steps = [bool(look(after_min=minute)) for minute in range(17)]
-    assert [minute for minute, is_step in enumerate(steps) if is_step] == [0, 10, 15]
-    row.refresh_from_db()
-    assert row.phase == Phase.CHECKPOINTING
-    entry = AuditEntry.objects.filter(action="project.idle_rule").latest("pk")
-    assert entry.after is not None
-    assert entry.after["rule_applies_to"] == "running"
-    assert entry.after["num_workloads"] == 2
-
-
-def test_a_looser_rule_for_running_work_takes_warnings_back(organisation: Organisation) -> None:
-    row = started(organisation, hours=3.9)
-    look()
-    rule(organisation.vision, AppliesTo.RUNNING, organisation.vera, max_run_training_s=9 * HOUR)
-    assert look() == 1
-    assert told(row) == ["limit_warning", "limit_withdrawn"]
-    attempt = Attempt.objects.get(workload=row)
-    assert attempt.limit_notice_until is None, "nothing became tighter"
-
-
-def test_running_work_comes_under_the_rule_though_no_field_changes(
-    organisation: Organisation,
-) -> None:
-    row = started(organisation, hours=3)
-    rule(organisation.vision, AppliesTo.NEW, organisation.vera, max_run_training_s=HOUR)
-    assert rule(organisation.vision, AppliesTo.RUNNING, organisation.vera) == []
-    row.refresh_from_db()
-    assert row.kept_rule == {}
-    assert AuditEntry.objects.filter(action="project.idle_rule").count() == 2
-    rule(organisation.vision, AppliesTo.RUNNING, organisation.vera)
-    assert AuditEntry.objects.filter(action="project.idle_rule").count() == 2, "nothing to do"
-
-
-def test_an_idle_rule_is_kept_too_and_lending_changes_at_once(organisation: Organisation) -> None:
-    Project.objects.update(max_run_training_s=None, max_run_interactive_s=None)
-    row = started(organisation)
-    values = {"idle_stop_after_s": HOUR, "idle_cpu_percent": 50.0, "lends_idle": True}
-    rule(organisation.vision, AppliesTo.NEW, organisation.vera, **values)
-    row.refresh_from_db()
-    assert row.kept_rule == {"idle_stop_after_s": None, "idle_cpu_percent": 10.0}
-    signals = dict.fromkeys(
-        ("gpu_idle_since", "cpu_idle_since", "network_idle_since"),
-        timezone.now().timestamp() - 9 * HOUR,
-    )
-    Attempt.objects.update(idle_signals={**signals, "held_cells": 0, "missing": []})
-    Node.objects.update(last_report_at=timezone.now())
-    assert look() == 0, "it was submitted under a rule that never stops"
-    rule(organisation.vision, AppliesTo.RUNNING, organisation.vera)
-    assert look() == 1
-    row.refresh_from_db()
-    assert row.phase == Phase.RUNNING, "warned, not stopped"
-
-
-def test_each_gets_the_thresholds_of_its_own_rule(organisation: Organisation) -> None:
-    from scheduling.agent_api import _spec
-
-    row = started(organisation)
-    rule(organisation.vision, AppliesTo.NEW, organisation.vera, idle_gpu_percent=33.0)
-    attempt = Attempt.objects.select_related(
-        "workload__project", "workload__owner", "node__node_type", "allocation"
-    ).get(workload=row)
-    spec = _spec(attempt, [attempt])
-    assert spec.idle is not None
-    assert spec.idle.gpu_percent == 2.0
-
-
-# ---------------------------------------------------------------- what the planner knows
-
-
-def test_without_history_the_limit_is_the_range_and_its_basis(organisation: Organisation) -> None:
-    past.forget()
-    rows = [started(organisation, hours=1, max_run_s=2 * HOUR) for _ in range(8)]
-    now_s = timezone.now().timestamp()
-    for row in rows:
-        known = seen(row)
-        assert known.expected_end_s == pytest.approx(now_s + HOUR, abs=120)
-        assert (known.early_end_s, known.expected_basis) == (None, "time_limits")
-    waiting = submitted(training_spec(organisation.vision), organisation.vera)
-    assert seen(waiting).expected_run_s == 4 * HOUR
-    assert read_arrivals([waiting.pk])[0][1].expected_run_s == 4 * HOUR
-    run_cycle()
-    waiting.refresh_from_db()
-    assert waiting.eta["basis"] == "time_limits"
-    assert waiting.eta["max_at_s"] == pytest.approx(now_s + HOUR, abs=120)
-    asked = preview(training_spec(organisation.vision), owner=organisation.vera)
-    assert asked.eta["basis"] == "time_limits"
-
-
-def finished(organisation: Organisation, minutes: float) -> None:
-    row = started(organisation)
-    organisation.agent.end(row)
-    ended = timezone.now()
-    Attempt.objects.filter(workload=row).update(
-        started_at=ended - timedelta(minutes=minutes), ended_at=ended
-    )
-
-
-@pytest.mark.parametrize(
-    ("hours", "basis", "end_h", "early_h"),
-    [(0.0, "history", 0.5, 10 / 60), (1.0, "time_limits", 3.0, None)],
-    ids=["earlier", "used up"],
-)
-def test_history_stays_the_range_where_it_is_earlier(
-    organisation: Organisation, hours: float, basis: str, end_h: float, early_h: float | None
-) -> None:
-    for minutes in (10, 20, 30):
-        finished(organisation, minutes)
-    past.forget()
-    now_s = timezone.now().timestamp()
-    known = seen(started(organisation, hours=hours))
-    assert known.expected_basis == basis
-    assert known.expected_end_s == pytest.approx(now_s + end_h * HOUR, abs=120)
-    early = None if early_h is None else pytest.approx(now_s + early_h * HOUR, abs=120)
-    assert known.early_end_s == early
-    past.forget()
-
-
-def test_a_limit_before_what_history_says_cuts_the_range(organisation: Organisation) -> None:
-    for minutes in (10, 20, 30):
-        finished(organisation, minutes)
-    past.forget()
-    now_s = timezone.now().timestamp()
-    known = seen(started(organisation, max_run_s=15 * MINUTE))
-    assert known.expected_end_s == pytest.approx(now_s + 15 * MINUTE, abs=120)
-    assert known.early_end_s == pytest.approx(now_s + 10 * MINUTE, abs=120)
-    assert known.expected_basis == "time_limits"
-    past.forget()
-
-
-SECONDS = st.floats(1, 40 * 86_400)
-
-
-@given(
-    st.integers(60, 30 * 86_400),
-    st.integers(0, 86_400),
-    st.floats(0, 40 * 86_400),
-    st.floats(0, 40 * 86_400),
-    st.tuples(SECONDS, SECONDS).map(sorted) | st.none(),
-)
-def test_whatever_is_known_nothing_is_predicted_beyond_its_limit(
-    limit_s: int, extended_s: int, ran_s: float, before_s: float, history: list[float] | None
-) -> None:
-    now = datetime(2026, 11, 30, 12, tzinfo=UTC)
-    row = Workload(project=Project(), kind="training", phase=Phase.RUNNING)
-    row.max_run_s, row.extended_s = limit_s, extended_s
-    leader = Attempt(workload=row, started_at=now - timedelta(seconds=ran_s))
-    early, late = history or (None, None)
-    basis = "history" if history else ""
-    waiting = past.Expected(run_s=late, basis=basis)
-    run = time_limits.bounded(waiting, row, None, before_s, now)
-    assert run.run_s is not None
-    assert 0 < run.run_s <= limit_s + extended_s
-    assert (run == waiting) is (run.basis == "history")
-    late_at, early_at = (None if each is None else now.timestamp() + each for each in (late, early))
-    known = past.Expected(late_at, early_at, basis=basis)
-    end = time_limits.bounded(known, row, leader, before_s, now)
-    notice_s = time_limits.ending_rule(row, leader).first_warning_s
-    left_s = max(limit_s + extended_s - ran_s - before_s, notice_s)
-    assert end.end_s is not None
-    assert end.end_s <= now.timestamp() + left_s + 0.001
-    assert end.early_end_s is None or end.early_end_s <= end.end_s
-    if late is None or abs(late - left_s) > 0.001:
-        is_earlier = late is not None and late < left_s
-        assert end.basis == ("history" if is_earlier else "time_limits")
