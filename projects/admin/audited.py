@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 from django import forms
 from django.contrib import admin
@@ -20,11 +21,16 @@ QUOTAS = (GpuQuota, DepartmentQuota)
 class AuditedAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # one class for several models
     """Records every change in the audit trail, beside Django's own log."""
 
+    identity: ClassVar[str] = "pk"
+    """The field by which the trail names what was changed."""
+
     def save_model(
         self, request: HttpRequest, obj: models.Model, form: forms.ModelForm[Any], change: bool
     ) -> None:
         """Save, and say who changed which fields to what."""
         super().save_model(request, obj, form, change)
+        if change and not form.changed_data:
+            return
         before = {name: _initial(form, name) for name in form.changed_data} if change else None
         after = {name: form.cleaned_data.get(name) for name in form.changed_data}
         self._record(request, obj, "changed" if change else "created", (before, after))
@@ -50,20 +56,15 @@ class AuditedAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # one class for
         formset: BaseModelFormSet[Any, Any],  # of any inline
     ) -> None:
         """What was added, changed and taken away beside the owner's own fields."""
-        kind = str(formset.model._meta.model_name) if formset.model else ""
-        is_quota = formset.model in QUOTAS
-        rows = {
-            "added": [] if is_quota else formset.new_objects,
-            "changed": [] if is_quota else [row for row, _fields in formset.changed_objects],
-            "removed": formset.deleted_objects,
-        }
-        after = {what: [str(row) for row in found] for what, found in rows.items() if found}
-        owner_kind = str(owner._meta.model_name)
-        if after:
+        before, after = _rows_told(formset)
+        if before or after:
+            kind = formset.model._meta.model_name if formset.model else ""
+            owner_kind = owner._meta.model_name
             audit.record(
                 actor_of(request),
                 action=f"{owner_kind}.{kind}s",
-                entity=(owner_kind, owner.name),
+                entity=(str(owner_kind), owner.name),
+                before=before,
                 after=after,
                 channel="admin",
             )
@@ -80,7 +81,7 @@ class AuditedAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # one class for
         audit.record(
             actor_of(request),
             action=f"{kind}.{what}",
-            entity=(kind, str(obj.pk)),
+            entity=(kind, str(getattr(obj, self.identity))),
             before=before,
             after=after,
             channel="admin",
@@ -97,6 +98,44 @@ def _initial(form: forms.ModelForm[Any], name: str) -> object:
     return value
 
 
+def _rows_told(
+    formset: BaseModelFormSet[Any, Any],  # of any inline
+) -> tuple[dict[str, list[object]], dict[str, list[object]]]:
+    """Before and after of its rows; of quotas only what was taken away, as their service records
+    the rest."""
+    added: list[object] = []
+    changed: list[forms.ModelForm[Any]] = []
+    if formset.model not in QUOTAS:
+        added = [str(row) for row in formset.new_objects]
+        rows = {row.pk for row, _fields in formset.changed_objects}
+        changed = [form for form in formset.initial_forms if form.instance.pk in rows]
+    before: dict[str, list[object]] = {
+        "removed": [str(row) for row in formset.deleted_objects],
+        "changed": [_row_told(form, _initial) for form in changed],
+    }
+    after: dict[str, list[object]] = {
+        "added": added,
+        "changed": [_row_told(form, _cleaned) for form in changed],
+    }
+    return _not_empty(before), _not_empty(after)
+
+
+def _not_empty(values: dict[str, list[object]]) -> dict[str, list[object]]:
+    return {what: rows for what, rows in values.items() if rows}
+
+
+def _row_told(
+    form: forms.ModelForm[Any], value_of: Callable[[forms.ModelForm[Any], str], object]
+) -> dict[str, str]:
+    """A row that was changed: which one, and the fields that were."""
+    values = {name: str(value_of(form, name)) for name in form.changed_data}
+    return {"row": str(form.instance), **values}
+
+
+def _cleaned(form: forms.ModelForm[Any], name: str) -> object:
+    return form.cleaned_data.get(name)
+
+
 def _as_text(values: dict[str, object] | None) -> dict[str, str] | None:
     """Field values as the audit keeps them; a password never, not even its hash."""
     if values is None:
@@ -110,6 +149,8 @@ def actor_of(request: HttpRequest) -> User | None:
 
 class NamedAdmin(AuditedAdmin):
     """Of what others name: requests, folders, recorded use. So its name is fixed once it exists."""
+
+    identity = "name"
 
     def get_readonly_fields(
         self, request: HttpRequest, obj: models.Model | None = None

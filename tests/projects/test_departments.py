@@ -390,6 +390,32 @@ class TestAdmin:
         assert told.entity_id == "labs"
         assert "boss" in str(told.after)
 
+    def test_a_changed_role_leaves_before_and_after(self, admin: Client, planted: Tree) -> None:
+        boss = User.objects.create_user("boss")
+        row = DepartmentMembership.objects.create(
+            user=boss, department=planted.products, role="viewer"
+        )
+        address = reverse("admin:projects_department_change", args=[planted.products.pk])
+        own = {"title": "Products", "parent": ""}
+
+        def save(**changes: object) -> None:
+            member = {"id": row.pk, "user": boss.pk, "role": "manager", **changes}
+            rows = posted((), (member,)) | {"memberships-INITIAL_FORMS": 1}
+            assert admin.post(address, {**own, **rows}).status_code == 302
+
+        save()
+        told = AuditEntry.objects.get()
+        assert (told.action, told.entity_id) == ("department.departmentmemberships", "products")
+        name = "boss · Products · Manager"
+        assert told.before == {"changed": [{"row": name, "role": "viewer"}]}
+        assert told.after == {"changed": [{"row": name, "role": "manager"}]}
+        # What is saved as it was leaves nothing.
+        save()
+        assert AuditEntry.objects.count() == 1
+        save(DELETE="on")
+        told = AuditEntry.objects.latest("pk")
+        assert (told.before, told.after) == ({"removed": [name]}, {})
+
     def test_a_new_one_promises_no_more_than_its_parent_has(
         self, admin: Client, planted: Tree
     ) -> None:
