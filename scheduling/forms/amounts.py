@@ -53,6 +53,8 @@ MINUTES = Unit(scale=60, decimals=3, rounding=ROUND_HALF_EVEN)
 HOURS = Unit(scale=3600, decimals=4, rounding=ROUND_HALF_EVEN)
 INTEGER = Unit(scale=1, decimals=0, rounding=ROUND_FLOOR)
 
+MIN_RUN_S, MAX_RUN_S = 60, 30 * 86_400
+
 
 def shown(value: object) -> str:
     """A value for an error message: its beginning, on one line."""
@@ -173,3 +175,10 @@ class AmountField(forms.Field):
         if isinstance(value, int):
             return written(value, self.unit)
         return str(number_format(f"{value:f}")) if isinstance(value, Decimal) else value
+
+
+def time_limit_field(label: StrOrPromise, help_text: StrOrPromise) -> AmountField:
+    """How long work may run; empty is no limit of its own."""
+    return AmountField(
+        unit=MINUTES, minimum=MIN_RUN_S, maximum=MAX_RUN_S, label=label, help_text=help_text
+    )

@@ -27,10 +27,10 @@ from scheduling.forms.amounts import (
     GIB,
     GPU,
     INTEGER,
-    MINUTES,
     AmountField,
     Unit,
     shown,
+    time_limit_field,
     written,
 )
 from scheduling.forms.fields import (
@@ -65,7 +65,6 @@ MAX_CPU_MILLI = 1_024_000
 MAX_MEMORY_MIB = 16 * 1024 * 1024
 MIN_CPU_MILLI = 100
 MIN_MEMORY_MIB = 64
-MIN_RUN_S, MAX_RUN_S = 60, 30 * 86_400
 
 
 class WorkloadForm(forms.Form):
@@ -109,12 +108,9 @@ class WorkloadForm(forms.Form):
         required=True,
         label=_("Memory, GiB"),
     )
-    max_run_min = AmountField(
-        unit=MINUTES,
-        minimum=MIN_RUN_S,
-        maximum=MAX_RUN_S,
-        label=_("Time limit, minutes"),
-        help_text=_(
+    max_run_min = time_limit_field(
+        _("Time limit, minutes"),
+        _(
             "Of running; waits do not count. Empty: as the project says. With a limit it may start "
             "earlier."
         ),

@@ -14,7 +14,15 @@ from django.utils.translation import gettext_lazy as _
 
 from projects import idle_rules
 from projects.models import Project, User
-from scheduling.forms.amounts import HOURS, INTEGER, MINUTES, AmountField, Unit, written
+from scheduling.forms.amounts import (
+    HOURS,
+    INTEGER,
+    MINUTES,
+    AmountField,
+    Unit,
+    time_limit_field,
+    written,
+)
 from scheduling.forms.fields import OptionField
 from scheduling.forms.modes import Spelling
 from scheduling.models import Workload
@@ -27,7 +35,6 @@ NUMBERS = ("idle_gpu_percent", "idle_cpu_percent", "idle_network_kib_s")
 MINUTE_S, HOUR_S, DAY_S = 60, 3600, 86_400
 MIN_EXTENSION_S = 15 * MINUTE_S
 MAX_NETWORK_KIB_S = 10_000_000
-MAX_RUN_S = 30 * DAY_S
 APPLIES_TO = (
     (AppliesTo.NEW.value, _("new work only")),
     (AppliesTo.RUNNING.value, _("work under way too")),
@@ -119,19 +126,12 @@ class IdleRuleForm(forms.Form):
         label=_("Longest extension, hours"),
         help_text=_("“Extend” keeps it for so long at most; it can be pressed again and again."),
     )
-    max_run_interactive_s = AmountField(
-        unit=MINUTES,
-        minimum=MINUTE_S,
-        maximum=MAX_RUN_S,
-        label=_("Time limit of a session, minutes"),
-        help_text=_("240 are four hours. Empty: without limit."),
+    max_run_interactive_s = time_limit_field(
+        _("Time limit of a session, minutes"), _("240 are four hours. Empty: without limit.")
     )
-    max_run_training_s = AmountField(
-        unit=MINUTES,
-        minimum=MINUTE_S,
-        maximum=MAX_RUN_S,
-        label=_("Time limit of a training, minutes"),
-        help_text=_("Of running, all starts together; waits do not count. Empty: without limit."),
+    max_run_training_s = time_limit_field(
+        _("Time limit of a training, minutes"),
+        _("Of running, all starts together; waits do not count. Empty: without limit."),
     )
     rule_applies_to = OptionField(
         choices=APPLIES_TO,

@@ -185,6 +185,12 @@ def test_the_page_says_what_is_in_force_and_where_it_comes_from(
         ("idle_last_warning_s", "0.5", "0.5 is too small: the least is 1.", "не менее 1"),
         ("idle_max_extension_s", "169", "169 is too large: the most is 168.", "не более 168"),
         ("idle_max_extension_s", "", "Enter a number from 1 to 168.", "от 1 до 168"),
+        ("max_run_interactive_s", "0", "0 is too small: the least is 1.", "не менее 1"),
+        ("max_run_training_s", "43201", "43201 is too large: the most is", "не более 43"),
+        ("max_run_training_s", "soon", "“soon” is not a number.", "не число"),
+        ("max_run_interactive_s", "480", "stopped after 480, and a time limit must", "через 480"),
+        ("max_run_training_s", "479.5", "stopped after 480, and a time limit must", "через 480"),
+        ("rule_applies_to", "all", "“all” is none of: new, running.", "не из списка"),
     ],
 )
 def test_the_page_names_field_value_and_limit(
@@ -219,6 +225,13 @@ def test_the_page_names_field_value_and_limit(
         ("idle_last_warning_s", 900, "too_large", "840"),
         ("idle_first_warning_s", None, "wrong_type", "an integer"),
         ("idle_max_extension_s", 3599, "too_small", "3600"),
+        ("max_run_interactive_s", 0, "too_small", "60"),
+        ("max_run_training_s", 43_201 * 60, "too_large", "2592000"),
+        ("max_run_training_s", "soon", "not_a_number", "60–2592000"),
+        ("max_run_training_s", True, "wrong_type", "an integer or null"),
+        ("max_run_training_s", 28_800, "not_above_idle", "28800"),
+        ("rule_applies_to", "all", "invalid_choice", "new, running"),
+        ("rule_applies_to", 1, "wrong_type", "a string"),
     ],
 )
 def test_the_api_names_field_value_and_limit(
@@ -231,7 +244,7 @@ def test_the_api_names_field_value_and_limit(
     expected = "idle_stop_after_s" if code == "too_early" else field
     assert (error["field"], error["code"]) == (expected, code)
     if limit is not None:
-        assert error["limit"].replace(",", "").replace("\u00a0", "") == limit
+        assert re.sub("(?<=\\d)[,\u00a0]", "", error["limit"]) == limit
     assert Project.objects.get(name="vision").idle_cpu_percent == 10
     russian = patch(organisation.max, {field: value}, "ru").json()["errors"][0]["message"]
     assert russian != error["message"]
