@@ -385,15 +385,14 @@ class Caller:
     def release(self, name: str) -> int:
         return self.cu.cuMemRelease(c_uint64(self.named[name]))
 
-    def create_beside(self, name: str, num_bytes: int, step: list[object]) -> list[int]:
-        """Make memory while another thread lets go of some; whether the handle is the same."""
-        before = set(self.named.values())
-        letting_go = threading.Thread(target=getattr(self, str(step[0])), args=step[1:])
-        letting_go.start()
+    def beside(self, first: list[object], second: list[object]) -> object:
+        """A step a tenth of a second after another, which takes longer, has begun in a thread."""
+        beginning = threading.Thread(target=getattr(self, str(first[0])), args=first[1:])
+        beginning.start()
         time.sleep(0.1)
-        result = self.create(name, num_bytes)
-        letting_go.join()
-        return [result, int(self.named[name] in before)]
+        answer = getattr(self, str(second[0]))(*second[1:])
+        beginning.join()
+        return answer
 
     def resolve(self, symbol: str, version: int, flags: int = 0) -> list[int]:
         pointer, status = c_void_p(), c_int(-1)

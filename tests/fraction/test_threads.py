@@ -49,10 +49,23 @@ def test_a_handle_that_is_used_again_at_once_is_charged_for_what_it_is_now(
     world = make_world(extra=("lag 300000000",))
     *before, last = let_go
     answers = world.ask(
-        ["start"], ["create", "a", 64 * MIB], *before,
-        ["create_beside", "b", 128 * MIB, last], ["info"], ["release", "b"], ["info"],
+        ["start"], ["create", "a", 64 * MIB], *before, ["beside", last, ["create", "b", 128 * MIB]],
+        ["info"], ["release", "b"], ["info"],
     )  # fmt: skip
     created, held, _, free = answers[-4:]
-    assert created == [0, 1]
+    assert created == 0
     assert held == [0, 5 * GIB - 128 * MIB, 5 * GIB]
     assert free == [0, 5 * GIB, 5 * GIB]
+
+
+def test_what_a_primary_context_held_is_given_back_however_soon_the_next_is_there(
+    make_world: Callable[..., World],
+) -> None:
+    answers = make_world(extra=("lag 300000000",)).ask(
+        ["start"], ["alloc", "a", GIB], ["beside", ["release_primary"], ["start"]], ["info"],
+        ["alloc", "b", GIB], ["info"],
+    )  # fmt: skip
+    again, free, _, held = answers[2:]
+    assert again == [0, 0, 0]
+    assert free == [0, 5 * GIB, 5 * GIB]
+    assert held == [0, 4 * GIB, 5 * GIB]

@@ -264,6 +264,7 @@ FAKE_EXPORT CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device)
     if (--primary[device].num_retained == 0) {
         fake_empty_context(&primary[device]);
         end_context(device);
+        fake_lag();
     }
     return CUDA_SUCCESS;
 }

@@ -30,6 +30,12 @@ void fake_sleep_ns(uint64_t ns)
         ;
 }
 
+void fake_lag(void)
+{
+    if (driver.lag_ns)
+        fake_sleep_ns(driver.lag_ns);
+}
+
 static void in_child(void)
 {
     pthread_mutex_init(&mutex, NULL);

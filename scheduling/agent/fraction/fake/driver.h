@@ -46,6 +46,8 @@ fake_driver *fake_driver_get(void);
 fake_driver *fake_driver_join(void);
 uint64_t fake_now_ns(void);
 void fake_sleep_ns(uint64_t ns);
+/* What was let go is free for others so long before the caller is told (`lag` in the configuration). */
+void fake_lag(void);
 /* A process as the caller's PID namespace numbers it; 0 if it cannot be seen there. */
 unsigned fake_visible_pid(const allot_region_process *process);
 /* The slot of a process that the caller numbers so; -1 if it does not use the driver. */

@@ -371,20 +371,13 @@ static void drop(handle *found, int references, int mappings)
     gone = found;
 }
 
-/* What was let go is free for others before the caller is told. */
-static void lag(void)
-{
-    if (fake_driver_get()->lag_ns)
-        fake_sleep_ns(fake_driver_get()->lag_ns);
-}
-
 FAKE_EXPORT CUresult cuMemRelease(CUmemGenericAllocationHandle value)
 {
     FAKE_ENTER("cuMemRelease");
     pthread_mutex_lock(&mutex);
     drop((handle *)(uintptr_t)value, 1, 0);
     pthread_mutex_unlock(&mutex);
-    lag();
+    fake_lag();
     return CUDA_SUCCESS;
 }
 
@@ -436,7 +429,7 @@ FAKE_EXPORT CUresult cuMemUnmap(CUdeviceptr ptr, size_t bytes)
     pthread_mutex_unlock(&mutex);
     mmap((void *)(uintptr_t)ptr, bytes, PROT_NONE,
          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
-    lag();
+    fake_lag();
     return CUDA_SUCCESS;
 }
 

@@ -10,7 +10,7 @@ static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
  * next at once, whose memory must not be taken for the old one's. */
 static pthread_mutex_t handles = PTHREAD_MUTEX_INITIALIZER;
 static int num_contexts[ALLOT_MAX_GPUS];
-/* The primary one, with how often it was retained. */
+/* The primary one, with how often it was retained; under `handles`. */
 static struct { CUcontext context; int num_retained; } primary[ALLOT_MAX_GPUS];
 
 static void forget(void)
@@ -109,49 +109,60 @@ CUresult allot_primary_retain(allot_primary_retain_fn real, CUcontext *context, 
     int gpu = allot_gpu_of(device);
     if (!begin(gpu))
         return CUDA_ERROR_OUT_OF_MEMORY;
+    int is_again = 0;
+    pthread_mutex_lock(&handles);
     CUresult outcome = real(context, device);
-    if (outcome != CUDA_SUCCESS)
-        end(gpu);
-    if (gpu < 0 || outcome != CUDA_SUCCESS)
-        return outcome;
-    pthread_mutex_lock(&mutex);
-    primary[gpu].context = *context;
-    int is_again = primary[gpu].num_retained++ > 0;
-    pthread_mutex_unlock(&mutex);
-    if (is_again)
+    if (outcome == CUDA_SUCCESS && gpu >= 0) {
+        primary[gpu].context = *context;
+        is_again = primary[gpu].num_retained++ > 0;
+    }
+    pthread_mutex_unlock(&handles);
+    if (outcome != CUDA_SUCCESS || is_again)
         end(gpu);
     return outcome;
+}
+
+/* Turns go on without it. Not under the mutex: at a turn's end kernels are waited for. */
+static void leave_turns(int gpu, int is_reset)
+{
+    pthread_mutex_lock(&handles);
+    int is_going = is_reset || primary[gpu].num_retained <= 1;
+    CUcontext going = is_going ? primary[gpu].context : NULL;
+    pthread_mutex_unlock(&handles);
+    if (going)
+        allot_turn_forget(going);
 }
 
 CUresult allot_primary_release(allot_primary_release_fn real, CUdevice device)
 {
     int gpu = allot_gpu_of(device);
-    if (gpu >= 0 && primary[gpu].num_retained <= 1)
-        allot_turn_forget(primary[gpu].context);
+    if (gpu < 0)
+        return real(device);
+    leave_turns(gpu, 0);
+    pthread_mutex_lock(&handles);
     CUresult outcome = real(device);
-    if (outcome != CUDA_SUCCESS || gpu < 0)
-        return outcome;
-    pthread_mutex_lock(&mutex);
-    int is_last = primary[gpu].num_retained == 1;
-    if (primary[gpu].num_retained)
+    int is_last = outcome == CUDA_SUCCESS && primary[gpu].num_retained == 1;
+    if (outcome == CUDA_SUCCESS && primary[gpu].num_retained)
         primary[gpu].num_retained--;
-    CUcontext context = primary[gpu].context;
-    pthread_mutex_unlock(&mutex);
-    if (is_last) {
-        allot_forget_context(context);
+    if (is_last)
+        allot_forget_context(primary[gpu].context);
+    pthread_mutex_unlock(&handles);
+    if (is_last)
         end(gpu);
-    }
     return outcome;
 }
 
 CUresult allot_primary_reset(allot_primary_reset_fn real, CUdevice device)
 {
     int gpu = allot_gpu_of(device);
-    if (gpu >= 0)
-        allot_turn_forget(primary[gpu].context);
+    if (gpu < 0)
+        return real(device);
+    leave_turns(gpu, 1);
+    pthread_mutex_lock(&handles);
     CUresult outcome = real(device);
-    if (outcome == CUDA_SUCCESS && gpu >= 0 && primary[gpu].context)
+    if (outcome == CUDA_SUCCESS && primary[gpu].context)
         allot_forget_context(primary[gpu].context);
+    pthread_mutex_unlock(&handles);
     return outcome;
 }
 
