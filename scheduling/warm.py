@@ -55,7 +55,6 @@ class Warm:
         self._mark = ""
         self._own: set[int] = set()
         self._since = 0.0
-        self._last: tuple[Taken, list[core.Workload]]
 
     @property
     def is_warm(self) -> bool:
@@ -84,21 +83,11 @@ class Warm:
                 # nor once now. Whatever is garbage in it goes when it is dropped.
                 gc.freeze()
 
-    def resume(self) -> None:
-        """Be warm again from memory alone, where nothing else has happened since: for benches."""
-        self.drop()
-        taken, arrived = self._last
-        whole = replace(taken.snapshot, workloads=(*taken.snapshot.workloads, *arrived))
-        planner = WarmPlanner(whole, taken.policy, timezone.now().timestamp())
-        self.keep(feed.mark(), replace(taken, snapshot=whole), planner)
-
     def drop(self) -> None:
         """Forget everything; a full cycle comes next."""
         if self._planner is not None:
             self._planner.close()
             gc.unfreeze()
-            assert self._taken is not None
-            self._last = (self._taken, self._arrived)
         self._planner = self._taken = None
         self._arrived, self._own = [], set()
 

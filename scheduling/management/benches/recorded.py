@@ -5,14 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from django.db import transaction
 from django.utils import timezone
 
 from projects.models import NodeType, Project, User
+from scheduling import feed
 from scheduling.core import types as core
 from scheduling.core.cycle import plan, without_collector
+from scheduling.core.incremental import WarmPlanner
 from scheduling.cycle import Outcome, run_cycle
 from scheduling.management.benches.cluster import Size
 from scheduling.management.benches.database import own_servers
@@ -149,15 +151,33 @@ def reclaims_recorded(
     )
 
 
-def _warmed() -> Warm:
-    warm = Warm()
+class _Resumable(Warm):
+    """Can be warm again from memory alone, where nothing else has happened since."""
+
+    def drop(self) -> None:
+        """Forget, but for what `resume` needs."""
+        if self._taken is not None:
+            self._last = (self._taken, self._arrived)
+        super().drop()
+
+    def resume(self) -> None:
+        """Plan once more from what was kept."""
+        self.drop()
+        taken, arrived = self._last
+        whole = replace(taken.snapshot, workloads=(*taken.snapshot.workloads, *arrived))
+        planner = WarmPlanner(whole, taken.policy, timezone.now().timestamp())
+        self.keep(feed.mark(), replace(taken, snapshot=whole), planner)
+
+
+def _warmed() -> _Resumable:
+    warm = _Resumable()
     outcome = run_cycle(wait=True, warm=warm)
     if outcome is None or outcome.has_effects or not warm.is_warm:
         raise AssertionError("the stored cluster has not settled")
     return warm
 
 
-def _answer(warm: Warm, newcomer: core.Workload) -> tuple[float, Outcome]:
+def _answer(warm: _Resumable, newcomer: core.Workload) -> tuple[float, Outcome]:
     """Submit, decide and record; what calls for a full cycle is taken back afterwards."""
     row = _submit(newcomer)
     began = time.monotonic()
