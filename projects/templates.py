@@ -18,7 +18,7 @@ from django.utils.translation import gettext as _
 
 from projects import audit
 from projects.access import visible_projects
-from projects.models import Template, TemplateScope, User
+from projects.models import Template, TemplateScope, User, one_line
 
 MAX_NAME_CHARS = 80
 
@@ -65,7 +65,7 @@ def save_private(user: User, *, name: str, kind: str, spec: Mapping[str, object]
     Raises:
         ValidationError: the name is empty or too long.
     """
-    name = " ".join(name.split())
+    name = one_line(name)
     if not name or len(name) > MAX_NAME_CHARS:
         message = _("“%(value)s” has %(length)s characters: a template's name has 1 to %(limit)s.")
         params = {"value": name[:40], "length": len(name), "limit": MAX_NAME_CHARS}

@@ -18,7 +18,7 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from projects import audit
-from projects.models import Token, User
+from projects.models import Token, User, one_line
 
 PREFIX = "allot_pat_"
 # So many characters of the secret are kept readable, to tell tokens apart in the list.
@@ -45,7 +45,7 @@ def issue(user: User, *, name: str, days: int = DEFAULT_DAYS) -> Issued:
     Raises:
         ValidationError: keyed by field (`name`, `days`), naming value and limit.
     """
-    name = " ".join(name.split())
+    name = one_line(name)
     _check(name, days)
     secret = PREFIX + secrets.token_urlsafe(32)
     token = Token.objects.create(

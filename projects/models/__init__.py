@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from projects.models.history import PriceChange, QuotaChange
 from projects.models.memberships import DepartmentMembership, Membership
-from projects.models.names import DEFAULT_LABEL_KEY, SLUG_PATTERN, validate_slug
+from projects.models.names import DEFAULT_LABEL_KEY, SLUG_PATTERN, one_line, validate_slug
 from projects.models.node_types import AllowedNodeType, NodeType, WorkloadKind
 from projects.models.owners import Department, Project
 from projects.models.people import Role, User, validate_time_zone
@@ -37,6 +37,7 @@ __all__ = [
     "Token",
     "User",
     "WorkloadKind",
+    "one_line",
     "validate_slug",
     "validate_time_zone",
 ]

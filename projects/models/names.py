@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from django.core.validators import RegexValidator
 from django.utils.translation import gettext_lazy as _
 
@@ -12,3 +14,9 @@ validate_slug = RegexValidator(
     message=_("Use 2 to 40 characters: a to z, 0 to 9 and hyphens, beginning with a letter."),
     code="invalid_name",
 )
+
+
+def one_line(text: str) -> str:
+    """A name as people give it: one space between words, and no control characters, which the
+    database refuses or nobody sees."""
+    return " ".join(re.sub(r"[\x00-\x1f\x7f]", " ", text).split())

@@ -69,7 +69,7 @@ def test_only_an_offered_template_is_found(vera: User, vision: Project) -> None:
 
 
 def test_keeping_the_same_name_again_replaces_it_and_is_recorded(vera: User) -> None:
-    save_private(vera, name=" My  notebook ", kind=SESSION, spec={"cpu_cores": "1"})
+    save_private(vera, name=" My \0 notebook ", kind=SESSION, spec={"cpu_cores": "1"})
     save_private(vera, name="My notebook", kind=SESSION, spec={"cpu_cores": "2"})
     kept = Template.objects.get()
     assert (kept.name, kept.spec, kept.owner) == ("My notebook", {"cpu_cores": "2"}, vera)

@@ -37,6 +37,10 @@ def test_a_token_is_verified_by_its_hash_alone(vera: User) -> None:
     assert issued.secret not in str(list(AuditEntry.objects.values()))
 
 
+def test_a_name_is_kept_as_one_line(vera: User) -> None:
+    assert tokens.issue(vera, name=" my\0  note\tbook\n").token.name == "my note book"
+
+
 def test_use_is_noted_at_most_once_a_minute(vera: User) -> None:
     issued = tokens.issue(vera, name="notebook")
     tokens.verify(issued.secret)
