@@ -16,6 +16,7 @@ from django.utils import timezone
 from projects.models import NodeType
 from scheduling import past, time_limits, unfinished
 from scheduling.core import types as core
+from scheduling.core.cycle import without_collector
 from scheduling.core.lenders import LENDING_OFF
 from scheduling.core.predict.idleness import Spell, expected_left_s
 from scheduling.models import (
@@ -69,6 +70,7 @@ class Taken:
     titles: Mapping[str, str] = field(default_factory=dict)
 
 
+@without_collector()
 def take_snapshot(rows: unfinished.Rows | None = None) -> Taken:
     """Read everything that the planner must know. Call it inside the cycle's advisory lock.
 
