@@ -292,6 +292,28 @@ def test_a_wrong_step_says_which_and_why(session: Session) -> None:
     assert session.mover.use("GPU-00000000-0000-0000-0000-000000000000") is None
 
 
+def test_one_mover_that_dies_takes_no_answer_of_the_next_along(
+    start: Callable[..., Session],
+) -> None:
+    """Its end is noticed when the next one is at work already."""
+    session = start("bandwidth 300")
+    pid = session.holders[0].pid
+    session.mover.lock(pid, 1.0)
+    first, is_noticed = session.mover._process, threading.Event()
+    assert first is not None
+    wait = first.wait
+    first.wait = lambda timeout=None: is_noticed.wait() and wait(timeout)  # type: ignore[method-assign]
+    first.kill()
+    until(lambda: first.poll() is not None)
+    moving = threading.Thread(target=session.mover.checkpoint, args=(pid,))
+    moving.start()
+    until(lambda: session.mover._process is not first)
+    is_noticed.set()
+    moving.join()
+    # Had it been refused, the thread's exception would fail the test.
+    assert session.mover.state(pid) == ProcessState.CHECKPOINTED
+
+
 def test_a_driver_without_the_calls_says_so(tmp_path: Path) -> None:
     absent = Mover(Libraries(tmp_path / "libcuda.so", tmp_path / "libnvidia-ml.so"), tmp_path / "l")
     assert "libcuda.so" in absent.is_usable()

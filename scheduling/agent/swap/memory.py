@@ -112,7 +112,8 @@ class Mover:
         self._mutex = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._listener: threading.Thread | None = None
-        self._waiting: dict[int, Future[Any]] = {}
+        # By number, with the process that was asked.
+        self._waiting: dict[int, tuple[subprocess.Popen[bytes], Future[Any]]] = {}
         self._number = 0
 
     # ------------------------------------------------------------------ the calls
@@ -171,7 +172,7 @@ class Mover:
         with self._mutex:
             process = self._started()
             self._number += 1
-            self._waiting[self._number] = future
+            self._waiting[self._number] = (process, future)
             line = json.dumps([self._number, call, *arguments]).encode() + b"\n"
             try:
                 assert process.stdin is not None
@@ -220,15 +221,17 @@ class Mover:
         if process.stdin is not None:
             with suppress(OSError):
                 process.stdin.close()
+        # The next one may be at work already.
         with self._mutex:
-            lost, self._waiting = self._waiting, {}
-        for future in lost.values():
+            lost = [each for each, (asked, _) in self._waiting.items() if asked is process]
+            futures = [self._waiting.pop(each)[1] for each in lost]
+        for future in futures:
             future.set_exception(DriverError("mover", 0, "the process that moves memory has died"))
 
     def _take(self, line: bytes) -> None:
         number, code, answer = json.loads(line)
         with self._mutex:
-            future = self._waiting.pop(number, None)
+            _, future = self._waiting.pop(number, (None, None))
         if future is None:
             return
         if code is None:
