@@ -15,6 +15,25 @@ validate_slug = RegexValidator(
     code="invalid_name",
 )
 
+LABEL_NAME = r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?"
+"""Kubernetes' rule, so that labels of its nodes can be matched."""
+validate_label_value = RegexValidator(
+    rf"^{LABEL_NAME}\Z",
+    message=_(
+        "“%(value)s” is no label: 1 to 63 letters of English, digits, hyphens, dots and "
+        "underscores, a letter or digit at both ends."
+    ),
+    code="invalid_label",
+)
+validate_label_key = RegexValidator(
+    rf"^([a-z0-9]([a-z0-9.-]*[a-z0-9])?/)?{LABEL_NAME}\Z",
+    message=_(
+        "“%(value)s” is no key of a label: an optional domain and a slash, then 1 to 63 letters of "
+        "English, digits, hyphens, dots and underscores, a letter or digit at both ends."
+    ),
+    code="invalid_label",
+)
+
 
 def one_line(text: str) -> str:
     """A name as people give it: one space between words, and no control characters, which the

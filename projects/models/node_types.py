@@ -11,7 +11,12 @@ from django.db import models
 from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
 
-from projects.models.names import DEFAULT_LABEL_KEY, validate_slug
+from projects.models.names import (
+    DEFAULT_LABEL_KEY,
+    validate_label_key,
+    validate_label_value,
+    validate_slug,
+)
 from projects.models.owners import Project
 
 if TYPE_CHECKING:
@@ -44,8 +49,15 @@ class NodeType(models.Model):
 
     name = models.CharField(_("name"), max_length=40, unique=True, validators=[validate_slug])
     title = models.CharField(_("title"), max_length=80)
-    label_key = models.CharField(_("label key"), max_length=63, default=DEFAULT_LABEL_KEY)
-    label_value = models.CharField(_("label value"), max_length=63)
+    label_key = models.CharField(
+        _("label key"), max_length=63, default=DEFAULT_LABEL_KEY, validators=[validate_label_key]
+    )
+    label_value = models.CharField(
+        _("label value"),
+        max_length=63,
+        validators=[validate_label_value],
+        help_text=_("Nodes whose label has this value are of this type."),
+    )
     gpu_model = models.CharField(_("GPU model"), max_length=80, blank=True)
     gpu_memory_mib = models.PositiveIntegerField(_("usable memory of a GPU, MiB"), default=0)
     capacity_gpu_milli = models.PositiveIntegerField(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from typing import IO, Any
 
@@ -27,7 +28,7 @@ class JsonParser(JSONParser):
         """
         body = stream.read()
         try:
-            value = json.loads(body.decode(), parse_constant=_refuse)
+            value = json.loads(body.decode(), parse_float=_finite, parse_constant=_finite)
             # Escapes may spell half of a pair of surrogates, which no database and no answer takes.
             json.dumps(value, ensure_ascii=False).encode()
         except json.JSONDecodeError as error:
@@ -43,10 +44,13 @@ class JsonParser(JSONParser):
         return value
 
 
-def _refuse(constant: str) -> None:
-    """NaN and infinities are no JSON.
+def _finite(text: str) -> float:
+    """A number; NaN and infinities are no JSON, nor is what is too large to be told from one.
 
     Raises:
-        ValueError: always.
+        ValueError: it is none.
     """
-    raise ValueError(constant)
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(text)
+    return number

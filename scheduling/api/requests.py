@@ -9,6 +9,7 @@ form's business, so that page and API refuse alike.
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -29,6 +30,11 @@ FORMS: Mapping[str, type[WorkloadForm]] = {
 }
 WHOLE_GPU_MILLI = 1000
 FORM_NAMES = {spec: name for name, spec in SPEC_NAMES.items()}
+
+
+def _spelled(value: object) -> str:
+    """A value as the caller wrote it: `null`, not Python's word."""
+    return shown(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
 
 
 def _is_amount(value: object) -> bool:
@@ -131,7 +137,10 @@ def read(body: object) -> WorkloadRequest:
     kind = body.get("kind")
     if not isinstance(kind, str) or kind not in FIELDS:
         limit = ", ".join(FIELDS)
-        message = _("“%(value)s” is none of: %(limit)s.") % {"value": shown(kind), "limit": limit}
+        message = _("“%(value)s” is none of: %(limit)s.") % {
+            "value": _spelled(kind),
+            "limit": limit,
+        }
         raise wrong_fields([FieldError("kind", "invalid_choice", message, limit)])
     request = WorkloadRequest(kind)
     values = {name: value for name, value in body.items() if value is not None}
@@ -170,11 +179,11 @@ def problem_of(known: Mapping[str, JsonType], name: str, value: object) -> Field
     if name not in known:
         message = _("There is no field “%(value)s”; there are: %(limit)s.")
         limit = ", ".join(known)
-        words = message % {"value": shown(name), "limit": limit}
+        words = message % {"value": _spelled(name), "limit": limit}
         return FieldError(name, "unknown_field", words, limit)
     if not known[name].matches(value):
         message = _("“%(value)s” has the wrong type: it must be %(limit)s.")
-        words = message % {"value": shown(value), "limit": known[name].name}
+        words = message % {"value": _spelled(value), "limit": known[name].name}
         return FieldError(name, "wrong_type", words, known[name].name)
     return None
 
@@ -190,7 +199,7 @@ def _gpu_mode(request: WorkloadRequest, good: Mapping[str, object]) -> str:
     count = good.get("num_devices", 1)
     if by_memory and by_part:
         message = _("Ask by gpu_milli or by gpu_memory_mib (%(value)s), not by both.")
-        words = message % {"value": shown(good["gpu_memory_mib"])}
+        words = message % {"value": _spelled(good["gpu_memory_mib"])}
         error = FieldError("gpu_memory_mib", "conflict", words, "gpu_milli")
         request.errors["gpu_memory_mib"] = error
     if not by_memory and not by_part:
@@ -200,7 +209,7 @@ def _gpu_mode(request: WorkloadRequest, good: Mapping[str, object]) -> str:
         return GpuMode.WHOLE
     if count != 1:
         message = _("%(value)s: a part or an amount of memory is of one GPU; the limit is 1.")
-        words = message % {"value": shown(count)}
+        words = message % {"value": _spelled(count)}
         request.errors["num_devices"] = FieldError("num_devices", "part_of_one_gpu", words, "1")
     return GpuMode.MEMORY if by_memory else GpuMode.FRACTION
 

@@ -83,3 +83,26 @@ def test_a_node_type_keeps_the_name_by_which_work_asks_for_it(client: Client) ->
     assert client.post(address, values).status_code == 302
     node_type.refresh_from_db()
     assert (node_type.name, node_type.title) == ("t4", "T4 of the lab")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("label_key", "bad key!"),
+        ("label_key", "/t4"),
+        ("label_key", "allot/node-type/t4"),
+        ("label_value", "bad value!"),
+        ("label_value", "-t4"),
+        ("label_value", "t4\n"),
+    ],
+)
+def test_a_selector_that_no_node_can_have_is_refused(field: str, value: str) -> None:
+    node_type = make_node_type("t4", gpus=8)
+    setattr(node_type, field, value)
+    with pytest.raises(ValidationError) as refused:
+        node_type.full_clean()
+    (message,) = refused.value.message_dict[field]
+    assert f"“{value}” is no" in message
+    assert "63" in message
+    setattr(node_type, field, "nvidia.com/gpu.product" if field == "label_key" else "Tesla-T4_1.0")
+    node_type.full_clean()

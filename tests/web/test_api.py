@@ -200,6 +200,7 @@ def test_bad_input_is_answered_at_the_field(
         (b'{"kind": "\xff"}', 400, "parse_error", "UTF-8"),
         ('{"kind": "\\ud800"}', 400, "parse_error", "UTF-8"),
         ('{"a": NaN}', 400, "parse_error", "число"),
+        ('{"a": 1e400}', 400, "parse_error", "число"),
         ('{"a": 1' + 5000 * "0" + "}", 400, "parse_error", "число"),
         (100_000 * "[", 400, "parse_error", "вложенность"),
         ('"' + 17 * 1024 * 1024 * "x" + '"', 413, "body_too_large", "больше 16"),
@@ -218,6 +219,12 @@ def test_what_is_no_object_is_refused(
         assert answer["Content-Type"] == "application/problem+json"
         assert bool(re.search("[а-я]", answer.json()["detail"])) is (language == "ru")
     assert words in answer.json()["detail"]
+
+
+@pytest.mark.parametrize(("value", "spelled"), [(None, "null"), (True, "true"), ([1], "[1]")])
+def test_a_value_is_told_as_json_has_it(api: Api, value: object, spelled: str) -> None:
+    (error,) = api.post("workloads", {**SESSION, "kind": value}).json()["errors"]
+    assert error["message"] == f"“{spelled}” is none of: interactive, training."
 
 
 def test_a_failure_of_allot_is_a_problem_too(api: Api) -> None:
