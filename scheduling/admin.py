@@ -7,6 +7,8 @@ because only it knows what they hold.
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -16,6 +18,7 @@ from django.core.exceptions import ValidationError
 from django.db import models
 from django.forms import BaseModelFormSet
 from django.http import HttpRequest
+from django.utils.text import capfirst
 from django.utils.translation import gettext_lazy as _
 
 from projects.admin import AuditedAdmin, DepartmentAdmin, OwnerAdmin, ProjectAdmin, ReadOnlyAdmin
@@ -48,6 +51,9 @@ FORMS: Mapping[str, type[WorkloadForm]] = {
     WorkloadKind.TRAINING: TrainingForm,
 }
 
+
+UNSTORABLE = re.compile(r"(?<!\\)(\\\\)*\\u0000|[\ud800-\udfff]")
+"""In JSON: an escaped NUL, not an escaped backslash before digits; half of a pair of surrogates."""
 
 COUNTED_FIELDS = {
     "cpu_quota_milli": CPU,
@@ -96,8 +102,33 @@ class NotedDepartmentAdmin(NotedAdmin, DepartmentAdmin):
     pass
 
 
+class StorableJson(json.JSONDecoder):
+    """JSON that PostgreSQL takes: without NUL, and without half of a pair of surrogates."""
+
+    def decode(self, s: str, *args: Any) -> Any:  # decoded JSON
+        """Decode a text.
+
+        Raises:
+            JSONDecodeError: it is no JSON, or cannot be stored.
+        """
+        value = super().decode(s, *args)
+        unstorable = UNSTORABLE.search(json.dumps(value, ensure_ascii=False))
+        if unstorable:
+            raise json.JSONDecodeError("It has a character that cannot be stored", s, 0)
+        return value
+
+
 class TemplateAdminForm(forms.ModelForm):  # type: ignore[type-arg]  # generic when checked
     """A template whose values the workload form really has."""
+
+    spec = forms.JSONField(
+        label=capfirst(_("form values")),
+        required=False,
+        initial=dict,
+        decoder=StorableJson,
+        error_messages={"invalid": _("This is no JSON, or has a character that cannot be stored.")},
+        help_text=_("Initial values by name of the form's field, as JSON, as the page shows them."),
+    )
 
     class Meta:
         model = Template
