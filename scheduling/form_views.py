@@ -24,12 +24,14 @@ from projects.access import may_change_workload, visible_projects
 from projects.models import User, WorkloadKind
 from projects.templates import find_template, save_private, templates_for
 from scheduling.forms import GpuMode, SessionForm, TrainingForm, WorkloadForm
+from scheduling.forms.amounts import shown
 from scheduling.forms.offer import Offer, fraction_parts, offer_for
 from scheduling.forms.outlook import Outlook, outlook_of
 from scheduling.forms.values import (
     clone_values,
     defaults,
     fingerprint,
+    linked_problems,
     linked_values,
     template_spec,
     template_values,
@@ -84,6 +86,8 @@ def preview(request: PageRequest) -> HttpResponse:
 def _serve(request: PageRequest, page: FormPage) -> HttpResponse:
     if request.method != "POST":
         form = page.form_class(user=request.user, initial=_first_values(request, page))
+        for problem in linked_problems(request.GET, form):
+            messages.error(request, problem)
         return _show(request, page, form)
     action = request.POST.get("action", "submit")
     if action == "submit":
@@ -101,8 +105,17 @@ def _serve(request: PageRequest, page: FormPage) -> HttpResponse:
 
 def _first_values(request: PageRequest, page: FormPage) -> dict[str, object]:
     values = defaults(page.kind)
-    template = find_template(request.user, request.GET.get("template", ""), page.kind)
+    template_id, clone_id = request.GET.get("template", ""), request.GET.get("clone", "")
+    template = find_template(request.user, template_id, page.kind)
     source = _workload_to_clone(request, page)
+    if template_id and template is None:
+        _say_unknown(
+            request, _("There is no template “%(value)s” that you may use here."), template_id
+        )
+    if clone_id and source is None:
+        _say_unknown(
+            request, _("There is no workload “%(value)s” that you may clone here."), clone_id
+        )
     if source is not None:
         values.update(clone_values(source))
         if not may_change_workload(request.user, source):
@@ -113,6 +126,10 @@ def _first_values(request: PageRequest, page: FormPage) -> dict[str, object]:
     values.update(linked_values(request.GET, page.form_class))
     values.setdefault("project", _last_project(request.user))
     return values
+
+
+def _say_unknown(request: PageRequest, message: str, value: str) -> None:
+    messages.error(request, message % {"value": shown(value)})
 
 
 def _last_project(user: User) -> str | None:

@@ -157,9 +157,16 @@ class WorkloadForm(forms.Form):
         """Find the project.
 
         Raises:
+            ValidationError: as `find_project`.
+        """
+        return self.find_project(str(self.cleaned_data["project"]))
+
+    def find_project(self, name: str) -> Project:
+        """The project of this name in which the person may submit.
+
+        Raises:
             ValidationError: `unknown_project`, or `not_a_member` where it exists.
         """
-        name = str(self.cleaned_data["project"])
         for project in self.projects:
             if project.name == name:
                 return project

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from decimal import Decimal, InvalidOperation
 
+from django.core.exceptions import ValidationError
 from django.http import QueryDict
 
 from projects.models import Template, WorkloadKind
@@ -92,6 +93,29 @@ def linked_values(query: QueryDict, form_class: type[WorkloadForm]) -> dict[str,
     if milli.isdecimal():
         values.update(_gpu_choice(int(milli)))
     return values
+
+
+def linked_problems(query: QueryDict, form: WorkloadForm) -> list[str]:
+    """What a link names that its form does not know, in the words of each field."""
+    named: dict[str, object] = {
+        name: field.widget.value_from_datadict(query, {}, name)
+        for name, field in form.fields.items()
+        if name in query
+    }
+    if "node_type" in query:
+        named["node_types"] = [query["node_type"]]
+    if not str(query.get("gpu_milli", "0")).isdecimal():
+        named["gpu_fraction"] = query["gpu_milli"]
+    found = []
+    for name, value in named.items():
+        field = form.fields[name]
+        try:
+            clean = field.clean(value)
+            if name == "project" and clean:
+                form.find_project(clean)
+        except ValidationError as error:
+            found += [f"{field.label}: {text}" for text in error.messages]
+    return found
 
 
 def _gpu_choice(milli: int) -> dict[str, object]:

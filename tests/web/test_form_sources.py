@@ -87,6 +87,37 @@ def test_what_one_may_not_see_is_not_cloned(client: Client, organisation: Organi
         assert "secret" not in answer.content.decode()
 
 
+@pytest.mark.parametrize(
+    ("query", "english", "russian"),
+    [
+        ("template=x", "There is no template “x” that you may use", "Нет шаблона «x»"),
+        ("clone=x", "There is no workload “x” that you may clone", "Нет задачи «x»"),
+        ("project=nope", "Project: There is no project “nope”; yours are: vision.", "«nope»"),
+        ("project=language", "You may not submit work in project “language”", "«language»"),
+        ("node_type=h900", "Node type: There is no node type “h900”; there are", "«h900»"),
+        ("gpu_mode=all", "GPU: “all” is none of: fraction, whole", "«all»"),
+        ("gpu_milli=some", "Part of one GPU: “some” is not a number.", "«some»"),
+        ("cpu_cores=0", "CPU, cores: 0 is too small: the least is 0.1.", "не менее 0,1"),
+    ],
+)
+def test_a_link_that_names_what_is_not_known_is_told(
+    vera: Client, query: str, english: str, russian: str
+) -> None:
+    for language, words in (("en", english), ("ru", russian)):
+        for address in (SESSION_PAGE, TRAINING_PAGE):
+            answer = vera.get(f"{reverse(address)}?{query}", headers={"Accept-Language": language})
+            text = answer.content.decode()
+            assert text.count('<div class="notice error">') == 1
+            assert words in text
+
+
+def test_a_link_that_is_known_says_nothing(vera: Client) -> None:
+    address = f"{reverse(SESSION_PAGE)}?project=vision&node_type=t4&gpu_milli=500&cpu_cores=2,5"
+    text = vera.get(address).content.decode()
+    assert '<div class="notice error">' not in text
+    assert as_sent(text)["cpu_cores"] == "2,5"
+
+
 def test_a_colleagues_variables_are_not_cloned(vera: Client, organisation: Organisation) -> None:
     spec = session_spec(organisation.vision, env=(("SECRET", "hidden-word"),), cpu_milli=3000)
     original = submitted(spec, organisation.max)
