@@ -13,6 +13,7 @@ from dataclasses import fields
 from decimal import Decimal, InvalidOperation
 
 from django.core.exceptions import ValidationError
+from django.forms import Field
 from django.http import QueryDict
 
 from projects.models import Template, WorkloadKind
@@ -82,28 +83,27 @@ def _number(value: object) -> object:
 
 def linked_values(query: QueryDict, form_class: type[WorkloadForm]) -> dict[str, object]:
     """Values that a link to the form names: any field, or the planner's offers in its own terms."""
-    values: dict[str, object] = {
-        name: field.widget.value_from_datadict(query, {}, name)
-        for name, field in form_class.base_fields.items()
-        if name in query
-    }
-    if "node_type" in query:
-        values["node_types"] = [query["node_type"]]
+    values = _named(query, form_class.base_fields)
     milli = str(query.get("gpu_milli", ""))
     if milli.isdecimal():
         values.update(_gpu_choice(int(milli)))
     return values
 
 
-def linked_problems(query: QueryDict, form: WorkloadForm) -> list[str]:
-    """What a link names that its form does not know, in the words of each field."""
-    named: dict[str, object] = {
+def _named(query: QueryDict, known: Mapping[str, Field]) -> dict[str, object]:
+    values: dict[str, object] = {
         name: field.widget.value_from_datadict(query, {}, name)
-        for name, field in form.fields.items()
+        for name, field in known.items()
         if name in query
     }
     if "node_type" in query:
-        named["node_types"] = [query["node_type"]]
+        values["node_types"] = [query["node_type"]]
+    return values
+
+
+def linked_problems(query: QueryDict, form: WorkloadForm) -> list[str]:
+    """What a link names that its form does not know, in the words of each field."""
+    named = _named(query, form.fields)
     if not str(query.get("gpu_milli", "0")).isdecimal():
         named["gpu_fraction"] = query["gpu_milli"]
     found = []
