@@ -48,12 +48,15 @@ def test_a_limit_below_what_is_held_is_told(admin: Client, organisation: Organis
         submitted(session_spec(vision), organisation.vera)
     run_cycle()
     quota, t4 = vision.gpu_quotas.get(), NodeType.objects.get()
-    row = {"id": quota.pk, "node_type": t4.pk, "weight": 2, "quota_milli": 500}
+    row = {"id": quota.pk, "node_type": t4.pk, "weight": 2, "quota_milli": 900}
 
     assert save(admin, "project", vision.pk, own(vision), {**row, "limit_milli": 900}) == [
         "Vision, T4: 0.999 GPU held now, above the limit of 0.9 GPU. Nothing is stopped; nothing "
-        "more starts until less is held."
+        "more starts until less is held.",
+        "Vision, T4: 0.999 GPU held now by sessions and other work that is never stopped, above "
+        "the quota of 0.9 GPU. Until it ends, others may wait for what they are promised.",
     ]
+    row["quota_milli"] = 999
     assert not save(admin, "project", vision.pk, own(vision), {**row, "limit_milli": 999})
     # What was not changed is not told again.
     (said,) = save(admin, "project", vision.pk, own(vision, cpu_limit_milli=5000))
