@@ -265,6 +265,9 @@ def test_the_document_describes_every_address(client: Client, db: None) -> None:
     assert {"/api/v1/workloads", "/api/v1/queue", "/api/v1/projects/{name}/quota"} <= set(
         document["paths"]
     )
+    for path, method in (("workloads", "post"), ("projects/{name}/idle-rule", "patch")):
+        answers = document["paths"][f"/api/v1/{path}"][method]["responses"]
+        assert {"400", "413", "415", "422"} <= set(answers)
     schemas = document["components"]["schemas"]
     assert {"gpu_milli", "cpu_milli", "memory_mib"} <= set(schemas["WorkloadSchema"]["properties"])
 

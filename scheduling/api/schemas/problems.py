@@ -33,3 +33,7 @@ class ProblemSchema(serializers.Serializer[Any]):
 def problems_of(*statuses: int) -> dict[tuple[int, str], type[ProblemSchema]]:
     """Error answers, for the OpenAPI document."""
     return {(status, CONTENT_TYPE): ProblemSchema for status in statuses}
+
+
+BODY_PROBLEMS = problems_of(400, 413, 415)
+"""What is answered to a body that cannot be read."""

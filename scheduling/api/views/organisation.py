@@ -26,7 +26,7 @@ from scheduling.api.schemas.organisation import (
     idle_rule_of,
     quota_of,
 )
-from scheduling.api.schemas.problems import problems_of
+from scheduling.api.schemas.problems import BODY_PROBLEMS, problems_of
 
 ERRORS = problems_of(401, 404, 422)
 
@@ -73,7 +73,7 @@ class ProjectViewSet(ApiViewSet):
 
     @extend_schema(
         request=IdleRuleSchema,
-        responses={200: IdleRuleAnswerSchema, **ERRORS, **problems_of(403)},
+        responses={200: IdleRuleAnswerSchema, **ERRORS, **problems_of(403), **BODY_PROBLEMS},
     )
     @idle_rule.mapping.patch
     def change_idle_rule(self, request: Request, name: str) -> Response:

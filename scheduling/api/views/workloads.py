@@ -25,7 +25,7 @@ from scheduling.api.base import FIELDS, ApiViewSet
 from scheduling.api.idle_rules import extension_of
 from scheduling.api.problems import FieldError, Problem, ProblemError, wrong_fields
 from scheduling.api.schemas.idleness import ExtendSchema
-from scheduling.api.schemas.problems import problems_of
+from scheduling.api.schemas.problems import BODY_PROBLEMS, problems_of
 from scheduling.api.schemas.workloads import (
     AttemptSchema,
     CheckpointSchema,
@@ -132,7 +132,7 @@ class WorkloadViewSet(ApiViewSet):
     @extend_schema(
         parameters=[KEY],
         request=NewWorkloadSchema,
-        responses={201: WorkloadSchema, **CONFLICTS},
+        responses={201: WorkloadSchema, **CONFLICTS, **BODY_PROBLEMS},
     )
     def create(self, request: Request) -> Response:
         """Submit a workload; the page's form checks it."""
@@ -182,7 +182,9 @@ class WorkloadViewSet(ApiViewSet):
         """Bring a swapped-out session's GPU back now. Harmless when it is there."""
         return self._act(pk, services.wake)
 
-    @extend_schema(request=ExtendSchema, responses={200: WorkloadSchema, **CONFLICTS})
+    @extend_schema(
+        request=ExtendSchema, responses={200: WorkloadSchema, **CONFLICTS, **BODY_PROBLEMS}
+    )
     @action(detail=True, methods=["post"])
     def extend(self, request: Request, pk: uuid.UUID) -> Response:
         """Keep it for so long from now at least, though it idles or its time limit is over; a time
