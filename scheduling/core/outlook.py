@@ -29,9 +29,6 @@ from scheduling.core.types import (
     WorkloadId,
 )
 
-NEWCOMER = ProjectId("")
-"""The imaginary claimant's project: no name is empty."""
-
 
 @dataclass(frozen=True, slots=True)
 class ShareStep:
@@ -101,20 +98,16 @@ class GivingWay:
 
 
 class Outlook:
-    """A snapshot as one project sees it.
+    """A snapshot as somebody sees it who asks why."""
 
-    Args:
-        beside: The newcomer whose claims are imagined belongs to the same department as this
-            project or department; None: to none.
-    """
-
-    def __init__(
-        self, snapshot: Snapshot, policy: Policy, now_s: float, beside: ProjectId | None = None
-    ) -> None:
-        parent = next((p.parent for p in snapshot.projects if p.id == beside), None)
+    def __init__(self, snapshot: Snapshot, policy: Policy, now_s: float) -> None:
         keys = {node.gpu_key for node in snapshot.nodes}
-        newcomer = Project(NEWCOMER, parent, 0, 0, dict.fromkeys(keys, UNCOUNTED))
-        supposed = replace(snapshot, projects=(*snapshot.projects, newcomer))
+        self._parents = {project.id: project.parent for project in snapshot.projects}
+        newcomers = [
+            Project(_newcomer_in(parent), parent, 0, 0, dict.fromkeys(keys, UNCOUNTED))
+            for parent in dict.fromkeys((None, *self._parents.values()))
+        ]
+        supposed = replace(snapshot, projects=(*snapshot.projects, *newcomers))
         self._state = State(supposed, policy, now_s)
         self._state.presence.open()
         self._state.presence.lift_loan_shadows()
@@ -156,12 +149,16 @@ class Outlook:
         ]
         return tuple(sorted(found, key=lambda holder: (-holder.over_ratio, holder.project)))
 
-    def next_to_give_way(self, resource: ResourceKey, limit: int = 10) -> tuple[GivingWay, ...]:
+    def next_to_give_way(
+        self, resource: ResourceKey, beside: ProjectId | None = None, *, limit: int = 10
+    ) -> tuple[GivingWay, ...]:
         """Who would stop, in the scheduler's own order, if a newcomer claimed its guarantee bit by
         bit; each as of the moment when those before it are gone.
 
         Args:
             resource: A pool of GPUs.
+            beside: The newcomer belongs to the same department as this project or department;
+                None: to none.
             limit: So many at most.
         """
         r = self._number(resource)
@@ -169,7 +166,7 @@ class Outlook:
             return ()
         state, removed = self._state, list[Victim]()
         found: list[GivingWay] = []
-        for victim, told in self._losses(resource, r):
+        for victim, told in self._losses(self._newcomer(r, beside), resource, r):
             state.remove(victim)
             removed.append(victim)
             if told.amount:
@@ -180,10 +177,11 @@ class Outlook:
             state.put_back(victim)
         return tuple(found)
 
-    def _losses(self, resource: ResourceKey, r: int) -> Iterator[tuple[Victim, GivingWay]]:
+    def _losses(
+        self, claimant: Item, resource: ResourceKey, r: int
+    ) -> Iterator[tuple[Victim, GivingWay]]:
         """Each next victim, to be removed by the caller before the one after it is asked for."""
         prospects = Prospects(self._state)
-        claimant = self._newcomer(r)
         option = self._option(claimant, resource, r)
         source = ReclaimVictims(self._state, prospects, claimant, option, Effort())
         while (victim := source.pick()) is not None:
@@ -201,13 +199,14 @@ class Outlook:
                 ),
             )
 
-    def _newcomer(self, r: int) -> Item:
+    def _newcomer(self, r: int, beside: ProjectId | None) -> Item:
         """A session of a thousandth of a GPU, whose project has a guarantee that suffices."""
-        account = self._state.accounts.by_id[NEWCOMER]
+        parent = None if beside is None else self._parents.get(beside)
+        account = self._state.accounts.by_id[_newcomer_in(parent)]
         account.fair[r] = self._state.resources.capacity[r]
         workload = Workload(
             id=WorkloadId(""),
-            project=NEWCOMER,
+            project=account.id,
             kind=Kind.INTERACTIVE,
             priority=0,
             is_preemptible=False,
@@ -236,6 +235,11 @@ class Outlook:
         return self._state.resources.number.get(resource)
 
 
+def _newcomer_in(parent: ProjectId | None) -> ProjectId:
+    """The project of an imaginary claimant in a department: no name begins with a space."""
+    return ProjectId(f" {parent or ''}")
+
+
 def next_to_give_way(
     snapshot: Snapshot,
     policy: Policy,
@@ -244,7 +248,7 @@ def next_to_give_way(
     beside: ProjectId | None = None,
 ) -> tuple[GivingWay, ...]:
     """Who would stop next for a guarantee, first victim first; see `Outlook`."""
-    return Outlook(snapshot, policy, now_s, beside).next_to_give_way(resource)
+    return Outlook(snapshot, policy, now_s).next_to_give_way(resource, beside)
 
 
 def _step(account: Account, siblings: Sequence[Account], capacity: int, r: int) -> ShareStep:

@@ -216,13 +216,12 @@ def _types(
 ) -> list[TypeView]:
     """The tables of each node type; the number of queries does not depend on how many there are."""
     own = core.ProjectId(project.name)
-    outlooks = _outlooks(own, taken, now_s)
-    outlook = next(iter(outlooks.values()))
+    outlook = Outlook(taken.snapshot, taken.policy, now_s)
     visible = {row.name: row for row in access.visible_projects(user)}
     found = {
-        (item.pk, claim): view.next_to_give_way(gpu_key(item.name), MAX_LOSERS)
+        (item.pk, claim): outlook.next_to_give_way(gpu_key(item.name), beside, limit=MAX_LOSERS)
         for item in types
-        for claim, view in outlooks.items()
+        for claim, beside in _claims(own, taken).items()
     }
     known = _named(visible, [loser for losers in found.values() for loser in losers])
     views: list[TypeView] = []
@@ -249,27 +248,26 @@ def _types(
     return views
 
 
-def _outlooks(own: core.ProjectId, taken: Taken, now_s: float) -> dict[str, Outlook]:
-    """The snapshot as seen from beside the project, from elsewhere in each department above it, and
-    from outside them all, each with a sentence that says so."""
+def _claims(own: core.ProjectId, taken: Taken) -> dict[str, core.ProjectId | None]:
+    """Where a claim may come from: from beside the project, from elsewhere in each department above
+    it, and from outside them all. Each sentence that says so, with whom the claimant is beside."""
     parents = {project.id: project.parent for project in taken.snapshot.projects}
-    beside = Outlook(taken.snapshot, taken.policy, now_s, beside=own)
     department = parents.get(own)
     if department is None:
-        return {_("To a claim of another project inside its quota:"): beside}
-    found = {_("To a claim inside quota of another project of the department:"): beside}
+        return {_("To a claim of another project inside its quota:"): own}
+    found = {_("To a claim inside quota of another project of the department:"): own}
     while (above := parents[department]) is not None:
         claim = _("To a claim inside quota from elsewhere in %(department)s:") % {
             "department": texts.level_word(above, {"titles": taken.titles})
         }
-        found[claim] = Outlook(taken.snapshot, taken.policy, now_s, beside=department)
+        found[claim] = department
         department = above
     claim = _("To a claim inside quota from outside the department:")
     if len(found) > 1:
         claim = _("To a claim inside quota from outside %(department)s:") % {
             "department": texts.level_word(department, {"titles": taken.titles})
         }
-    return found | {claim: Outlook(taken.snapshot, taken.policy, now_s)}
+    return {**found, claim: None}
 
 
 def _loser(
