@@ -36,6 +36,7 @@ urlpatterns = [
     path("workloads/preview", form_views.preview, name="preview"),
     path("workloads/<uuid:workload_id>", workload_views.workload, name="workload"),
     path("workloads/<uuid:workload_id>/why", why.why_workload, name="why-workload"),
+    path("workloads/<uuid:workload_id>/why/shares", why.workload_shares, name="workload-shares"),
     path("workloads/<uuid:workload_id>/what-if", why.what_if, name="what-if"),
     path("workloads/<uuid:workload_id>/series", workload_views.series, name="workload-series"),
     path(
@@ -57,6 +58,7 @@ urlpatterns = [
     path("projects/<slug:name>", projects.project, name="project"),
     path("projects/<slug:name>/idle-rule", idle_rule.idle_rule, name="idle-rule"),
     path("projects/<slug:name>/why", why.why_project, name="why-project"),
+    path("projects/<slug:name>/why/shares", why.project_shares, name="project-shares"),
     path("nodes", nodes.nodes, name="nodes"),
     path("nodes/<str:name>", nodes.node, name="node"),
     path("nodes/<str:name>/cordon", nodes.cordon, name="cordon"),

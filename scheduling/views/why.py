@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from django.contrib.auth.decorators import login_required
 from django.http import HttpResponse
 from django.shortcuts import render
+from django.urls import reverse
 from django.utils.text import capfirst
 from django.utils.translation import gettext as _
 from django.views.decorators.http import require_safe
@@ -151,16 +152,16 @@ class WhatIf:
     url: str
 
 
+# Questions to the planner take long on a large cluster: the pages come at once, and each answer
+# when it is there.
+
+
 @login_required
 @require_safe
 def why_workload(request: PageRequest, workload_id: uuid.UUID) -> HttpResponse:
     """Why a workload waits, or what it holds against its project's share."""
     row = find_workload(request.user, workload_id)
-    taken, now_s = take_snapshot(), time.time()
     is_waiting = row.is_waiting
-    names = row.node_types or ([row.node_type.name] if row.node_type else [])
-    types = list(NodeType.objects.filter(name__in=names))
-    types.sort(key=lambda item: names.index(item.name))
     context = {
         "topics": [workload_topic(row.pk)],
         "workload": row,
@@ -170,15 +171,32 @@ def why_workload(request: PageRequest, workload_id: uuid.UUID) -> HttpResponse:
         "numbers": numbers(row.reason) if is_waiting else [],
         "per_node_type": texts.per_node_type(row.reason) if is_waiting else [],
         "condition": condition(row.reason) if is_waiting else "",
-        "types": _types(request.user, row.project, taken, now_s, types if row.num_devices else []),
+        "shares_url": reverse("scheduling:workload-shares", args=[row.pk]),
     }
     return page(request, "scheduling/why.html", context)
 
 
 @login_required
 @require_safe
+def workload_shares(request: PageRequest, workload_id: uuid.UUID) -> HttpResponse:
+    """Of the node types that a workload may use: how its project came to its share, who holds what
+    beyond quota, and who would give way next."""
+    row = find_workload(request.user, workload_id)
+    names = row.node_types or ([row.node_type.name] if row.node_type else [])
+    types = list(NodeType.objects.filter(name__in=names)) if row.num_devices else []
+    types.sort(key=lambda item: names.index(item.name))
+    context = {
+        "topics": [workload_topic(row.pk)],
+        "workload": row,
+        "types": _types(request.user, row.project, types),
+    }
+    return render(request, "scheduling/_why_shares.html", context)
+
+
+@login_required
+@require_safe
 def what_if(request: PageRequest, workload_id: uuid.UUID) -> HttpResponse:
-    """A part of the page that comes later, since on a large cluster each question takes long."""
+    """With what it would start now."""
     row = find_workload(request.user, workload_id)
     found: list[WhatIf] = []
     if row.phase in WAITING_PHASES:
@@ -191,15 +209,25 @@ def what_if(request: PageRequest, workload_id: uuid.UUID) -> HttpResponse:
 def why_project(request: PageRequest, name: str) -> HttpResponse:
     """Why a project may have what it may have, of each node type that concerns it."""
     row = find_project(request.user, name)
-    taken, now_s = take_snapshot(), time.time()
-    types = list(NodeType.objects.order_by("rank", "name"))
-    views = _types(request.user, row, taken, now_s, types)
     context = {
         "topics": [project_topic(row.name)],
         "project": row,
-        "types": [view for view in views if _concerns(view)],
+        "shares_url": reverse("scheduling:project-shares", args=[row.name]),
     }
     return page(request, "scheduling/why.html", context)
+
+
+@login_required
+@require_safe
+def project_shares(request: PageRequest, name: str) -> HttpResponse:
+    """The same as `workload_shares`, of the node types that concern a project."""
+    row = find_project(request.user, name)
+    views = _types(request.user, row, list(NodeType.objects.order_by("rank", "name")))
+    context = {
+        "topics": [project_topic(row.name)],
+        "types": [view for view in views if _concerns(view)],
+    }
+    return render(request, "scheduling/_why_shares.html", context)
 
 
 def _concerns(view: TypeView) -> bool:
@@ -211,12 +239,12 @@ def _concerns(view: TypeView) -> bool:
 # ---------------------------------------------------------------- node types
 
 
-def _types(
-    user: User, project: Project, taken: Taken, now_s: float, types: Sequence[NodeType]
-) -> list[TypeView]:
+def _types(user: User, project: Project, types: Sequence[NodeType]) -> list[TypeView]:
     """The tables of each node type; the number of queries does not depend on how many there are."""
-    own = core.ProjectId(project.name)
-    outlook = Outlook(taken.snapshot, taken.policy, now_s)
+    if not types:
+        return []
+    taken, own = take_snapshot(), core.ProjectId(project.name)
+    outlook = Outlook(taken.snapshot, taken.policy, time.time())
     visible = {row.name: row for row in access.visible_projects(user)}
     found = {
         (item.pk, claim): outlook.next_to_give_way(gpu_key(item.name), beside, limit=MAX_LOSERS)

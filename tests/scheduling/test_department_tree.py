@@ -193,7 +193,7 @@ class TestPages:
             run_cycle()
             planted.agent.run(row)
         client.force_login(planted.vera)
-        page = client.get(f"/projects/{planted.vision.name}/why").content.decode()
+        page = client.get(f"/projects/{planted.vision.name}/why/shares").content.decode()
         levels = [
             "Department Science<",
             "Department Science / Research<",

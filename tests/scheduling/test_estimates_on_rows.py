@@ -87,7 +87,7 @@ def test_past_use_tilts_the_share_and_the_page_says_so(
     use(organisation, 9, 9, 4)
     submitted(training_spec(organisation.speech, num_devices=8), organisation.sergey)
     client.force_login(organisation.sergey)
-    page = client.get(f"/projects/{organisation.speech.name}/why").content.decode()
+    page = client.get(f"/projects/{organisation.speech.name}/why/shares").content.decode()
     assert "Of late it used 45" in page
 
 

@@ -40,9 +40,17 @@ def scene() -> Scene:
 
 
 def why(who: User, path: str, language: str = "en") -> str:
-    response = browser(who, language).get(path)
+    """A page, with the shares that come after it."""
+    client = browser(who, language)
+    response = client.get(path)
     assert response.status_code == 200, path
-    return text_of(response)
+    found = text_of(response)
+    part = f"{path}/shares"
+    if f'hx-get="{part}"' in found:
+        response = client.get(part)
+        assert response.status_code == 200, part
+        found = found.replace("</main>", text_of(response) + "</main>")
+    return found
 
 
 def words(page: str) -> str:
@@ -157,13 +165,19 @@ def test_names_of_others_stay_hidden(scene: Scene) -> None:
 
 def test_who_may_not_see_a_workload_or_project_may_not_ask_why(scene: Scene) -> None:
     own = f"/workloads/{scene.session.pk}"
-    for path in (f"{own}/why", f"{own}/what-if", "/projects/vision/why"):
+    parts = ("why", "why/shares", "what-if")
+    for path in (
+        *(f"{own}/{part}" for part in parts),
+        "/projects/vision/why",
+        "/projects/vision/why/shares",
+    ):
         assert browser(scene.stranger).get(path).status_code == 403
         assert browser(scene.organisation.lena).get(path).status_code == 403
         assert browser(scene.organisation.max).get(path).status_code == 200
         assert browser(None).get(path).status_code == 302
         assert browser(scene.admin).post(path).status_code == 405
-    assert browser(scene.admin).get("/projects/none/why").status_code == 404
+    for path in ("/projects/none/why", "/projects/none/why/shares"):
+        assert browser(scene.admin).get(path).status_code == 404
 
 
 @pytest.mark.parametrize("language", ["en", "ru"])
@@ -254,8 +268,9 @@ def test_work_without_gpus_says_that_none_are_concerned(scene: Scene) -> None:
 
 
 def test_more_projects_and_work_cost_no_more_queries(scene: Scene) -> None:
-    paths = [f"/workloads/{scene.refused.pk}/{part}" for part in ("why", "what-if")]
-    paths.append("/projects/vision/why")
+    parts = ("why", "why/shares", "what-if")
+    paths = [f"/workloads/{scene.refused.pk}/{part}" for part in parts]
+    paths += ["/projects/vision/why", "/projects/vision/why/shares"]
     client = browser(scene.admin)
 
     def num_queries(path: str) -> int:
