@@ -23,7 +23,7 @@ from tests.scheduling.conftest import Organisation, organisation
 from tests.scheduling.history import Cluster, held, workload
 from tests.web.history_scene import Past
 from tests.web.test_analytics_browser import PERIOD, past
-from tests.web.test_browser import LOOK_MS, Site, Visit, chromium, elsewhere, site
+from tests.web.test_browser import ANSWERED, LOOK_MS, Site, Visit, chromium, elsewhere, site
 from tests.web.test_idle_pages import measured
 
 if TYPE_CHECKING:
@@ -45,7 +45,8 @@ THEMES = pytest.mark.parametrize("theme", ["light", "dark"])
 
 
 def hindrances(page: Page) -> list[str]:
-    """What axe finds, once all charts are drawn."""
+    """What axe finds, once all charts are drawn and the planner has answered."""
+    page.wait_for_function(ANSWERED, timeout=LOOK_MS)
     page.wait_for_function(DRAWN, timeout=LOOK_MS)
     page.evaluate((files("axe_playwright_python") / "axe.min.js").read_text())
     found: list[str] = page.evaluate(FOUND)
@@ -120,7 +121,15 @@ def test_nothing_keeps_people_out_of_lent_gpus(
     site: Site, organisation: Organisation, admin_user: User, theme: str
 ) -> None:
     scene = elsewhere(lambda: lent(organisation))
-    look_through(site.visit(admin_user, theme=theme), ["/swap", f"/workloads/{scene.session.pk}"])
+    look_through(
+        site.visit(admin_user, theme=theme),
+        [
+            "/swap",
+            f"/workloads/{scene.session.pk}",
+            f"/workloads/{scene.training.pk}/why",
+            "/projects/language/why",
+        ],
+    )
 
 
 def warned(organisation: Organisation) -> lending_scene.Scene:

@@ -32,6 +32,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.django_db(transaction=True)]
 LOOK_MS = 30_000
 
 T = TypeVar("T")
+ANSWERED = "() => !document.querySelector('[aria-busy=true]')"
+"""Whatever comes after the page is there."""
 OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
 LISTS = ("/", "/sessions", "/workloads", "/queue", "/nodes", "/projects", "/preferences")
 
@@ -121,7 +123,9 @@ def all_pages(scene: Scene) -> list[str]:
         *(f"/workloads/{item.pk}" for item in workloads),
         f"/workloads/{scene.session.pk}/stop",
         "/nodes/sim-t4-1",
+        f"/workloads/{scene.refused.pk}/why",
         "/projects/vision",
+        "/projects/vision/why",
         "/sessions/new",
         "/workloads/new",
         "/cycles",
@@ -138,6 +142,7 @@ def test_no_page_complains_or_is_cut_off(
     for path in all_pages(scene):
         visit.go(path)
         visit.page.wait_for_selector("h1, dialog h2", timeout=LOOK_MS)
+        visit.page.wait_for_function(ANSWERED, timeout=LOOK_MS)
         assert visit.page.evaluate(OVERFLOW) <= 0, path
         assert not visit.said, path
 
@@ -177,6 +182,24 @@ def test_what_changes_before_a_page_listens_is_shown_as_well(scene: Scene, site:
     visit.go("/sessions")
     card = visit.page.locator("article[data-name=too-much]")
     card.locator("[data-state=stopped]").wait_for(timeout=LOOK_MS)
+    assert visit.said == []
+
+
+def test_shares_come_after_the_page_and_follow_what_runs(scene: Scene, site: Site) -> None:
+    visit = site.visit(scene.admin, theme="light")
+    visit.go("/projects/language/why")
+    share = visit.page.locator("#shares [data-type=t4] [data-share=language]")
+    before = share.inner_text(timeout=LOOK_MS)
+    visit.page.locator("[data-live-state][data-state=open]:visible").wait_for(timeout=LOOK_MS)
+    visit.page.locator("#shares-t4 summary").click()
+    elsewhere(lambda: services.stop(scene.borrower, actor=scene.organisation.lena))
+    visit.page.wait_for_function(
+        "before => document.querySelector('#shares [data-type=t4] [data-share=language]')"
+        "?.innerText !== before",
+        arg=before,
+        timeout=LOOK_MS,
+    )
+    assert visit.page.locator("#shares-t4[open]").count() == 1
     assert visit.said == []
 
 
