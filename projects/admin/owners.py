@@ -222,26 +222,17 @@ class OwnerAdmin(NamedAdmin):
         self._record_rows(request, form.instance, formset)
 
     def _save_quota(self, request: HttpRequest, quota: GpuQuota | DepartmentQuota) -> None:
-        actor = actor_of(request)
+        given: dict[str, Any] = {  # the form has made them right
+            "quota_milli": quota.quota_milli,
+            "limit_milli": quota.limit_milli,
+            "weight": quota.weight,
+            "actor": actor_of(request),
+        }
         try:
             if isinstance(quota, GpuQuota):
-                set_gpu_quota(
-                    quota.project,
-                    quota.node_type,
-                    quota_milli=quota.quota_milli,
-                    limit_milli=quota.limit_milli,
-                    weight=quota.weight,
-                    actor=actor,
-                )
+                set_gpu_quota(quota.project, quota.node_type, **given)
             else:
-                set_department_quota(
-                    quota.department,
-                    quota.node_type,
-                    quota_milli=quota.quota_milli,
-                    limit_milli=quota.limit_milli,
-                    weight=quota.weight,
-                    actor=actor,
-                )
+                set_department_quota(quota.department, quota.node_type, **given)
         except ValidationError as error:
             # Two admins at once: the form was right when it was checked.
             messages.error(request, " ".join(error.messages))
