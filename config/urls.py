@@ -3,12 +3,13 @@
 from django.contrib import admin
 from django.contrib.auth import views as auth_views
 from django.templatetags.static import static
-from django.urls import URLPattern, URLResolver, include, path
+from django.urls import URLPattern, URLResolver, include, path, re_path
 from django.utils.functional import lazy
 from django.views.generic import RedirectView
 from django.views.i18n import JavaScriptCatalog
 
 from config import health
+from scheduling.api.urls import unknown_address
 
 urlpatterns: list[URLPattern | URLResolver] = [
     path("healthz", health.healthz, name="healthz"),
@@ -29,6 +30,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("jsi18n/", JavaScriptCatalog.as_view(), name="javascript-catalog"),
     path("admin/", admin.site.urls),
     path("api/v1/", include("scheduling.api.urls")),
+    re_path(r"^api(/|$)", unknown_address),
     path("", include("scheduling.prometheus.urls")),
     path("", include("projects.urls")),
     path("", include("telemetry.urls")),

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from django.urls import path, re_path
-from drf_spectacular.renderers import OpenApiJsonRenderer
+from drf_spectacular.renderers import OpenApiJsonRenderer, OpenApiJsonRenderer2
 from drf_spectacular.views import SpectacularAPIView
 from rest_framework.exceptions import NotFound
 from rest_framework.request import Request
@@ -13,6 +14,7 @@ from rest_framework.response import Response
 from rest_framework.routers import SimpleRouter
 
 from scheduling.api.base import ApiViewSet
+from scheduling.api.problems import handle
 from scheduling.api.views.analytics import AnalyticsViewSet, IdleViewSet
 from scheduling.api.views.cluster import NodeTypeViewSet, NodeViewSet
 from scheduling.api.views.organisation import ProjectViewSet, TemplateViewSet
@@ -59,15 +61,25 @@ DOCUMENT_SETTINGS = {
     },
 }
 
-document = SpectacularAPIView.as_view(
-    renderer_classes=[OpenApiJsonRenderer],
+
+class Document(SpectacularAPIView):
+    """The document, which fails as the rest of the API does."""
+
+    def get_exception_handler(self) -> Callable[..., Response | None]:
+        """Ours, whatever the settings say."""
+        return handle
+
+
+document = Document.as_view(
+    renderer_classes=[OpenApiJsonRenderer, OpenApiJsonRenderer2],
     authentication_classes=[],
     permission_classes=[],
     custom_settings=DOCUMENT_SETTINGS,
 )
+unknown_address = UnknownAddress.as_view(METHODS)
 
 urlpatterns = [
     path("openapi.json", document, name="openapi"),
     *router.urls,
-    re_path(r"^.*$", UnknownAddress.as_view(METHODS)),
+    re_path(r"^.*$", unknown_address),
 ]

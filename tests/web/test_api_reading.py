@@ -244,6 +244,13 @@ def test_every_error_is_a_problem(api: Api, method: str, path: str, status: int)
     assert body["request_id"] == answer["X-Request-Id"]
 
 
+@pytest.mark.parametrize("path", ["/api", "/api/", "/api/v2/workloads", "/api/v1"])
+def test_what_is_no_address_of_the_api_is_a_problem_too(api: Api, path: str) -> None:
+    answer = api.client.get(path)
+    assert answer.status_code == 404
+    assert answer["Content-Type"] == "application/problem+json"
+
+
 def test_another_media_type_is_refused(api: Api) -> None:
     answer = api.client.post("/api/v1/workloads", {"name": "x"})
     assert answer.status_code == 415
@@ -270,6 +277,27 @@ def test_the_document_describes_every_address(client: Client, db: None) -> None:
         assert {"400", "413", "415", "422"} <= set(answers)
     schemas = document["components"]["schemas"]
     assert {"gpu_milli", "cpu_milli", "memory_mib"} <= set(schemas["WorkloadSchema"]["properties"])
+
+
+@pytest.mark.parametrize(
+    "accept", ["", "*/*", "application/json", "application/vnd.oai.openapi+json"]
+)
+def test_the_document_is_there_for_whoever_takes_json(
+    client: Client, db: None, accept: str
+) -> None:
+    answer = client.get("/api/v1/openapi.json", headers={"Accept": accept} if accept else {})
+    assert answer.status_code == 200
+    assert "json" in answer["Content-Type"]
+    assert json.loads(answer.content)["openapi"].startswith("3.1")
+
+
+def test_an_error_at_the_document_is_a_problem(client: Client, db: None) -> None:
+    for answer in (
+        client.post("/api/v1/openapi.json"),
+        client.get("/api/v1/openapi.json", headers={"Accept": "text/html"}),
+    ):
+        assert answer.status_code in (405, 406)
+        assert answer["Content-Type"] == "application/problem+json"
 
 
 def test_the_document_names_the_fields_that_are_accepted(client: Client, db: None) -> None:
