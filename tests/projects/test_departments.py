@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 
+import psycopg
 import pytest
 from django.core.exceptions import ValidationError
 from django.db import IntegrityError, connection, transaction
@@ -29,7 +30,7 @@ from projects.models import (
     Role,
     User,
 )
-from projects.quotas import check_move, set_department_quota, set_gpu_quota
+from projects.quotas import WAKE_CHANNEL, check_move, set_department_quota, set_gpu_quota
 from tests.factories import make_member, make_node_type, make_project
 
 pytestmark = pytest.mark.django_db
@@ -485,3 +486,22 @@ class TestAdmin:
         assert answer.status_code == 302
         kept = planted.walking.gpu_quotas.get()
         assert (kept.node_type, kept.quota_milli) == (quota.node_type, 1000)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_whatever_is_changed_of_a_project_wakes_the_planner(admin: Client) -> None:
+    project = make_project("vision")
+    address = reverse("admin:projects_project_change", args=[project.pk])
+    rows = {
+        f"{prefix}-{name}_FORMS": 0
+        for prefix in ("gpu_quotas", "allowed_node_types", "memberships")
+        for name in ("TOTAL", "INITIAL")
+    }
+    where = {name: connection.settings_dict[name.upper()] for name in ("host", "port", "user")}
+    with psycopg.connect(dbname=connection.settings_dict["NAME"], autocommit=True, **where) as ear:
+        ear.execute(f"LISTEN {WAKE_CHANNEL}")
+        for values in ({"cpu_limit_milli": 4000}, {"cpu_limit_milli": 4000, "priority": 200}):
+            own = {"title": "Vision", "priority": 100, **values}
+            assert admin.post(address, {**own, **rows}).status_code == 302
+            (heard,) = ear.notifies(timeout=10, stop_after=1)
+            assert heard.payload == "quota"
