@@ -159,6 +159,25 @@ def test_nothing_keeps_people_out_of_idle_rules_and_warnings(
     look_through(site.visit(admin_user, theme=theme), rules)
 
 
+BESIDE_NO_LABEL = """() => {
+  const left = (one) => one.getBoundingClientRect().left;
+  return [...document.querySelectorAll(".table.stack td[data-label] > *")]
+    .filter((one) => left(one) < left(one.closest("td")) + 110)
+    .map((one) => `${one.closest("td").dataset.label}: ${one.textContent}`);
+}"""
+
+
+def test_on_a_narrow_screen_values_stand_beside_their_labels(
+    site: Site, organisation: Organisation, admin_user: User
+) -> None:
+    scene = elsewhere(lambda: warned(organisation))
+    visit = site.visit(admin_user, theme="light", width=320)
+    for address, label in (("/idle", "Node"), (f"/workloads/{scene.session.pk}", "Now")):
+        visit.go(address)
+        assert visit.page.locator(f"td[data-label={label}] > *").count()
+        assert visit.page.evaluate(BESIDE_NO_LABEL) == []
+
+
 def test_a_warned_session_is_extended_by_the_keyboard(
     site: Site, organisation: Organisation, admin_user: User
 ) -> None:
