@@ -113,10 +113,11 @@ class NodeType(models.Model):
         return self.title
 
     def clean(self) -> None:
-        """Refuse a GPU without memory, of which nobody could have a part.
+        """Refuse a GPU without memory, of which nobody could have a part, and none where nodes have
+        some.
 
         Raises:
-            ValidationError: keyed by `gpu_memory_mib`, naming value and limit.
+            ValidationError: keyed by `gpu_memory_mib` or `gpu_model`, naming value and limit.
         """
         if self.has_gpu and self.gpu_memory_mib == 0:
             message = _("“%(name)s” with %(value)s MiB of memory: a GPU has at least %(limit)s.")
@@ -124,6 +125,10 @@ class NodeType(models.Model):
             raise ValidationError(
                 {"gpu_memory_mib": ValidationError(message, "no_gpu_memory", params)}
             )
+        if not self.has_gpu and self.capacity_gpu_milli:
+            message = _("Nodes of this type have %(value)s GPU: their model cannot be left out.")
+            params = {"value": self.capacity_gpu_milli // 1000}
+            raise ValidationError({"gpu_model": ValidationError(message, "has_gpu", params)})
 
     @property
     def has_gpu(self) -> bool:

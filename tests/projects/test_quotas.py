@@ -75,6 +75,16 @@ def test_a_gpu_without_memory_is_refused_at_its_field() -> None:
     make_node_type("cpu", gpus=0).full_clean()
 
 
+def test_a_type_whose_nodes_have_gpus_keeps_their_model() -> None:
+    node_type = make_node_type("t4", gpus=8)
+    node_type.gpu_model = ""
+    with pytest.raises(ValidationError) as refused:
+        node_type.full_clean()
+    assert refused.value.message_dict == {
+        "gpu_model": ["Nodes of this type have 8 GPU: their model cannot be left out."]
+    }
+
+
 def test_a_node_type_keeps_the_name_by_which_work_asks_for_it(client: Client) -> None:
     client.force_login(User.objects.create_superuser("root"))
     node_type = make_node_type("t4", gpus=8)
