@@ -6,6 +6,8 @@ changes is audited. Amounts are the integers of the database: thousandths of a G
 
 from __future__ import annotations
 
+from typing import Any
+
 from django.contrib import admin, messages
 from django.contrib.auth.admin import UserAdmin
 from django.db.models import QuerySet
@@ -35,8 +37,22 @@ class NodeTypeAdmin(NamedAdmin):
 
 @admin.register(User)
 class PersonAdmin(UserAdmin, AuditedAdmin):  # type: ignore[type-arg]  # generic at check time only
+    identity = "username"
     list_display = ("username", "first_name", "last_name", "email", "is_active", "is_superuser")
     fieldsets = (*(UserAdmin.fieldsets or ()), (_("Display"), {"fields": ("time_zone",)}))
+
+    def user_change_password(
+        self, request: HttpRequest, id: str, form_url: str = ""
+    ) -> Any:  # page
+        """Django's page, which saves by itself; that it did is recorded, the password is not."""
+        person = self.get_object(request, id)
+        before = person.password if isinstance(person, User) else ""
+        answer = super().user_change_password(request, id, form_url)
+        if isinstance(person, User):
+            person.refresh_from_db(fields=["password"])
+            if person.password != before:
+                self.record(request, person, "password_set", (None, None))
+        return answer
 
 
 @admin.register(Token)

@@ -33,11 +33,11 @@ class AuditedAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # one class for
             return
         before = {name: _initial(form, name) for name in form.changed_data} if change else None
         after = {name: form.cleaned_data.get(name) for name in form.changed_data}
-        self._record(request, obj, "changed" if change else "created", (before, after))
+        self.record(request, obj, "changed" if change else "created", (before, after))
 
     def delete_model(self, request: HttpRequest, obj: models.Model) -> None:
         """Delete, and say who did."""
-        self._record(request, obj, "deleted", (None, None))
+        self.record(request, obj, "deleted", (None, None))
         super().delete_model(request, obj)
 
     def delete_queryset(
@@ -69,7 +69,7 @@ class AuditedAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # one class for
                 channel="admin",
             )
 
-    def _record(
+    def record(
         self,
         request: HttpRequest,
         obj: models.Model,
@@ -128,7 +128,7 @@ def _row_told(
     form: forms.ModelForm[Any], value_of: Callable[[forms.ModelForm[Any], str], object]
 ) -> dict[str, str]:
     """A row that was changed: which one, and the fields that were."""
-    values = {name: str(value_of(form, name)) for name in form.changed_data}
+    values = {name: _text(value_of(form, name)) for name in form.changed_data}
     return {"row": str(form.instance), **values}
 
 
@@ -140,7 +140,13 @@ def _as_text(values: dict[str, object] | None) -> dict[str, str] | None:
     """Field values as the audit keeps them; a password never, not even its hash."""
     if values is None:
         return None
-    return {name: "…" if "password" in name else str(value) for name, value in values.items()}
+    return {name: "…" if "password" in name else _text(value) for name, value in values.items()}
+
+
+def _text(value: object) -> str:
+    if isinstance(value, QuerySet | list):
+        return ", ".join(str(item) for item in value)
+    return str(value)
 
 
 def actor_of(request: HttpRequest) -> User | None:

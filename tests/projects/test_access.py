@@ -6,12 +6,14 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 import pytest
-from django.contrib.auth.models import AnonymousUser
+from django.contrib.auth.models import AnonymousUser, Group
 from django.core.exceptions import ValidationError
+from django.test import Client
+from django.urls import reverse
 from django.utils import timezone
 
 from projects import access
-from projects.models import Membership, Role, User
+from projects.models import AuditEntry, Membership, Role, User
 from tests.factories import make_member, make_project
 
 pytestmark = pytest.mark.django_db
@@ -69,3 +71,38 @@ def test_a_zone_that_does_not_exist_is_refused_with_an_example(zone: str) -> Non
     }
     person.time_zone = "Asia/Vladivostok"
     person.full_clean()
+
+
+def test_what_is_changed_of_a_person_is_on_the_record_and_no_password(client: Client) -> None:
+    client.force_login(User.objects.create_superuser("root"))
+    vera = User.objects.create_user("vera", first_name="Vera")
+    group = Group.objects.create(name="guests")
+    page = reverse("admin:auth_user_password_change", args=[vera.pk])
+    secret = "a long enough secret 7"
+    values = {"password1": secret, "password2": secret, "usable_password": "true"}
+    assert client.post(page, {**values, "password2": "other"}).status_code == 200
+    assert client.post(page, values).status_code == 302
+    vera.refresh_from_db()
+    assert vera.check_password(secret)
+    entry = AuditEntry.objects.get()
+    assert (entry.action, entry.entity_id) == ("user.password_set", "vera")
+    assert entry.actor is not None
+    assert (entry.before, entry.after) == (None, None)
+
+    joined = vera.date_joined
+    own = {
+        "username": "vera",
+        "is_active": "on",
+        "groups": [group.pk],
+        "date_joined_0": f"{joined:%Y-%m-%d}",
+        "date_joined_1": f"{joined:%H:%M:%S}",
+        "initial-date_joined_0": f"{joined:%Y-%m-%d}",
+        "initial-date_joined_1": f"{joined:%H:%M:%S}",
+        "first_name": "Vera",
+    }
+    address = reverse("admin:projects_user_change", args=[vera.pk])
+    assert client.post(address, own).status_code == 302
+    changed = AuditEntry.objects.get(action="user.changed")
+    assert changed.before is not None
+    assert changed.after is not None
+    assert (changed.before["groups"], changed.after["groups"]) == ("", "guests")
