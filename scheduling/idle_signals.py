@@ -62,7 +62,11 @@ def _signal(report: Mapping[str, object], name: str, may_lack_network: bool) -> 
     since = report.get(f"{name}_idle_since")
     if held or not isinstance(since, int | float):
         return Signal(name, Says.BUSY, held_cells=held if isinstance(held, int) else 0)
-    return Signal(name, Says.QUIET, since=datetime.fromtimestamp(since, UTC))
+    try:
+        return Signal(name, Says.QUIET, since=datetime.fromtimestamp(since, UTC))
+    except (ValueError, OverflowError, OSError):
+        # A session's own server has a say in it.
+        return Signal(name, Says.MISSING)
 
 
 BACKGROUND_SIGNALS = frozenset(("cpu", NETWORK))

@@ -13,6 +13,7 @@ import os
 import re
 import shutil
 import stat
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,6 +24,9 @@ from scheduling.agent.saved import Entry
 
 _MANIFEST, _DATA, _UNFINISHED = "manifest.json", "data", ".unfinished-"
 _CHUNK_BYTES = 4 * 2**20
+_METADATA, _METADATA_MAX_BYTES = "metadata.json", 2**20
+# A program may name any number and its files any time; what rows cannot hold stops here.
+_STEP_MAX = 2**63 - 1
 _STEP_IN_NAME = (re.compile(r"step[-_=.]?(\d+)", re.IGNORECASE), re.compile(r"(\d+)(?=\D*$)"))
 
 
@@ -122,7 +126,7 @@ class Store:
             attempt_number=number,
             inode=entry.inode,
             written_ns=entry.written_ns,
-            saved_at=entry.written_ns / 1e9,
+            saved_at=min(max(entry.written_ns / 1e9, 0.0), time.time()),
             size_bytes=digest.size_bytes,
             sha256=digest.hexdigest(),
             step=_step(entry.name, temporary / _DATA / entry.name),
@@ -175,17 +179,22 @@ class Store:
 
 
 def _step(name: str, data: Path) -> int | None:
-    """The training step that a checkpoint stands for."""
-    if data.is_dir():
-        try:
-            step = json.loads((data / "metadata.json").read_text())["step"]
-            return int(step)
-        except (OSError, ValueError, KeyError, TypeError):
-            pass
+    """The training step that a checkpoint stands for; None if it names none that can be one."""
+    step = _step_in(data / _METADATA)
     for pattern in _STEP_IN_NAME:
-        if found := pattern.search(name):
-            return int(found[1])
-    return None
+        if step is None and (found := pattern.search(name)):
+            step = int(found[1])
+    return step if step is not None and 0 <= step <= _STEP_MAX else None
+
+
+def _step_in(metadata: Path) -> int | None:
+    """As a checkpoint that is a folder may say."""
+    try:
+        with open(metadata, "rb") as file:
+            text = file.read(_METADATA_MAX_BYTES + 1)
+        return int(json.loads(text)["step"]) if len(text) <= _METADATA_MAX_BYTES else None
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        return None
 
 
 class _Digest:
@@ -214,7 +223,8 @@ class _Digest:
 
 
 def _restore(checkpoint: Checkpoint, source_fd: int, target_fd: int, owner: Owner | None) -> None:
-    temporary = f".{checkpoint.name}.restoring"
+    # Short: a name may be as long as names can be.
+    temporary = ".restoring"
     _remove(temporary, target_fd)
     digest = _copy(source_fd, checkpoint.name, target_fd, temporary, owner)
     if (digest.size_bytes, digest.hexdigest()) != (checkpoint.size_bytes, checkpoint.sha256):

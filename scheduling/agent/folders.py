@@ -201,6 +201,7 @@ def append_line(log: Path, line: str) -> None:
     with suppress(OSError):
         fd = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         try:
-            os.write(fd, f"[allot] {line}\n".encode())
+            # It may hold a name that is no text.
+            os.write(fd, f"[allot] {line}\n".encode(errors="backslashreplace"))
         finally:
             os.close(fd)

@@ -276,8 +276,12 @@ def _terminals(answer: bytes | None, began_at: float) -> Finding:
 
 def _last(times: Iterable[datetime], began_at: float) -> Finding:
     """Idle since the last activity. The session's server may say anything, the future included."""
-    last = max((each.timestamp() for each in times), default=began_at)
-    return Finding(min(last, time.time()))
+    try:
+        last = max((each.timestamp() for each in times), default=began_at)
+    except (ValueError, OverflowError):
+        # Before the first year, by the machine's own zone.
+        return MISSING
+    return Finding(min(last, time.time())) if last >= 0 else MISSING
 
 
 def _sum(*values: float | None) -> float | None:

@@ -36,7 +36,7 @@ from scheduling.services.idleness import (
     tell_withdrawn,
 )
 from scheduling.services.replicas import is_whole, num_alive
-from scheduling.services.reported import time_of, uuid_of
+from scheduling.services.reported import step_of, time_of, uuid_of
 from scheduling.services.transitions import advance, advance_by, lock
 
 if TYPE_CHECKING:
@@ -228,7 +228,7 @@ def _record_checkpoints(attempt: Attempt, reports: Sequence[protocol.CheckpointR
             workload_id=attempt.workload_id,
             attempt=attempt,
             key=item.key,
-            step=item.step,
+            step=step_of(item.step),
             saved_at=saved_at,
             size_bytes=item.size_bytes,
             sha256=item.sha256,
@@ -238,7 +238,7 @@ def _record_checkpoints(attempt: Attempt, reports: Sequence[protocol.CheckpointR
             "checkpointed",
             at=timezone.now(),
             attempt=attempt,
-            details={"step": item.step, "size_bytes": item.size_bytes, "key": item.key},
+            details={"step": step_of(item.step), "size_bytes": item.size_bytes, "key": item.key},
         )
     kept = {item.key for item in reports}
     gone = [row.pk for key, row in known.items() if row.is_kept and key not in kept]

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from scheduling.agent import folders, renames, saved
+from scheduling.agent import folders, outcome, renames, saved
 from scheduling.agent.checkpoints import CheckpointError, Store
-from scheduling.agent.protocol import AttemptPhase, AttemptSpec, ExitCause, Goal
+from scheduling.agent.protocol import AttemptPhase, AttemptSpec, ExitCause, Goal, encode
 from tests.agent.conftest import end
 from tests.agent.driver import FINAL, Driver, every, example, following, spec
 
@@ -299,7 +299,7 @@ def take(store: Store, folder: Path, number: int = 1) -> None:
 def make(folder: Path, *names: str) -> Path:
     folder.mkdir(exist_ok=True)
     for name in names:
-        (folder / name).write_text(f"state of {name}")
+        (folder / name).write_bytes(b"state of " + os.fsencode(name))
     return folder
 
 
@@ -329,6 +329,53 @@ def test_an_entry_that_vanished_meanwhile_leaves_nothing(store: Store, tmp_path:
     assert os.listdir(store.root / "w") == []
 
 
+@pytest.mark.parametrize("name", ["x" * 255, "mod\udce8le", "two\nlines"], ids=ascii)
+def test_a_checkpoint_of_any_name_is_kept_told_and_restored(
+    store: Store, tmp_path: Path, name: str
+) -> None:
+    take(store, make(tmp_path / "a", name))
+    said: list[str] = []
+    found = store.restore("w", make(tmp_path / "b"), None, said.append)
+    assert found is not None
+    assert not said
+    assert os.listdir(tmp_path / "b") == [name]
+    assert encode(outcome.reported(found))
+    log = tmp_path / "log"
+    folders.append_line(log, f"resuming from checkpoint {found.name}")
+    assert log.read_text().startswith("[allot] resuming from checkpoint")
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        '{"step": Infinity}',
+        '{"step": -1}',
+        f'{{"step": {2**63}}}',
+        "[" * 100_000,
+        '{"step": 7, "more": "' + "x" * 2**20 + '"}',
+    ],
+    ids=["infinite", "negative", "too large", "deep", "long"],
+)
+def test_a_step_that_cannot_be_one_is_none(store: Store, tmp_path: Path, metadata: str) -> None:
+    folder = make(tmp_path / "a") / "best"
+    make(folder)
+    (folder / "metadata.json").write_text(metadata)
+    take(store, tmp_path / "a")
+    (kept,) = store.complete("w")
+    assert kept.step is None
+
+
+@pytest.mark.parametrize("written_s", [-(2**33), 2**34])
+def test_a_time_that_cannot_be_is_told_as_one_that_can(
+    store: Store, tmp_path: Path, written_s: int
+) -> None:
+    """A program may give its files any time."""
+    os.utime(make(tmp_path / "a", "step-1") / "step-1", (written_s, written_s))
+    take(store, tmp_path / "a")
+    (kept,) = store.complete("w")
+    assert 0 <= kept.saved_at <= time.time()
+
+
 @pytest.mark.parametrize(
     ("name", "step"),
     [
@@ -336,6 +383,7 @@ def test_an_entry_that_vanished_meanwhile_leaves_nothing(store: Store, tmp_path:
         ("epoch=3-step=480.ckpt", 480),
         ("checkpoint-500", 500),
         ("best", None),
+        ("20261130144512123456789", None),
     ],
 )
 def test_the_step_is_read_from_the_name(

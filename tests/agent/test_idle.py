@@ -181,10 +181,23 @@ def test_what_runs_in_a_terminal_is_work_and_an_open_terminal_is_none(
     assert idle.terminals_idle_since == pytest.approx(time.time(), abs=5)
 
 
+def _idle_since(text: str) -> bytes:
+    """As a server answers that names a time."""
+    kernel = {"execution_state": "idle", "last_activity": text}
+    return b"HTTP/1.0 200 OK\r\n\r\n" + json.dumps([kernel]).encode()
+
+
 @pytest.mark.parametrize(
     "answer",
-    [b"HTTP/1.0 200 OK\r\n\r\n[{}]", b"HTTP/1.0 403 No\r\n\r\n[]", b"", b"x" * 2**21],
-    ids=["other fields", "refused", "nothing", "too much"],
+    [
+        b"HTTP/1.0 200 OK\r\n\r\n[{}]",
+        b"HTTP/1.0 403 No\r\n\r\n[]",
+        b"",
+        b"x" * 2**21,
+        _idle_since("0001-01-01T00:00:00"),
+        _idle_since("0001-01-01T00:00:00+14:00"),
+    ],
+    ids=["other fields", "refused", "nothing", "too much", "no time", "long ago"],
 )
 def test_a_server_that_does_not_answer_or_lies_is_missing(tmp_path: Path, answer: bytes) -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

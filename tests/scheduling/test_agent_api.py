@@ -16,6 +16,7 @@ from scheduling.agent import protocol
 from scheduling.cycle import run_cycle
 from scheduling.models import Device, Node, Zone
 from scheduling.services.claims import GIVEN_UP_AFTER_S, LOST_AFTER_S
+from scheduling.services.idleness import watch_idle
 from scheduling.services.zones import ensure_zone
 from telemetry.models import Batch, NodeSample
 from tests.factories import (
@@ -187,6 +188,33 @@ def test_a_first_checkpoint_is_recorded_though_nothing_else_is_new(
     seen = attempt_report(row, "running", started_at=1.7e9, checkpoints=[saved])
     post(agent_client, "report", report(attempts=[seen]))
     assert row.checkpoints.count() == 1
+
+
+@pytest.mark.parametrize("saved_at", [1.7e9, 1e15, -1e12])
+@pytest.mark.parametrize("step", [None, -1, 10**30])
+def test_what_a_program_says_of_its_checkpoints_stops_no_report(
+    organisation: Organisation, agent_client: Client, saved_at: float, step: int | None
+) -> None:
+    """A name may hold any number, and a file have any time."""
+    row = submitted(training_spec(organisation.language), organisation.lena)
+    run_cycle()
+    saved = protocol.CheckpointReport("k", saved_at, size_bytes=1, sha256="0" * 64, step=step)
+    seen = attempt_report(row, "running", started_at=1.7e9, checkpoints=[saved])
+    assert post(agent_client, "report", report(attempts=[seen]))[0] == 200
+    kept = row.checkpoints.get()
+    assert kept.step is None
+    assert kept.saved_at.year >= 2023
+
+
+def test_what_a_sessions_server_says_of_its_past_stops_no_report(
+    organisation: Organisation, agent_client: Client
+) -> None:
+    row = submitted(session_spec(organisation.vision), organisation.vera)
+    run_cycle()
+    idle = protocol.IdleReport(1.7e9, 1.7e9, 1.7e9, kernels_idle_since=-1e12)
+    seen = attempt_report(row, "running", started_at=1.7e9, is_ready=True, idle=idle)
+    assert post(agent_client, "report", report(attempts=[seen]))[0] == 200
+    watch_idle(timezone.now())
 
 
 class TestTwoAgents:
