@@ -108,6 +108,22 @@ def test_a_region_of_before_contexts_were_counted_is_still_read(
     assert region.path.stat().st_size < SIZE
 
 
+def test_what_a_workload_writes_into_its_region_stays_a_number_that_can_be_told(
+    libraries: Libraries, region: Region
+) -> None:
+    accounts = [Account(libraries, region.path) for _ in range(3)]
+    assert all(account.reserve(1) for account in accounts)
+    with region.path.open("r+b") as file:
+        # All that lies behind the table of processes.
+        behind = 64 + MAX_GPUS * 64 + MAX_SLOTS * 64
+        file.seek(behind)
+        file.write(b"\xff" * (SIZE - behind))
+    reading = region.read()
+    (used,) = reading.used_bytes
+    assert LIMIT < used < 2**63
+    assert all(process.context_bytes[0] < 2**63 for process in reading.processes)
+
+
 def test_what_processes_take_is_summed_and_never_beyond_the_limit(
     libraries: Libraries, region: Region
 ) -> None:

@@ -37,6 +37,9 @@ _CONTEXT = _SAVED + MAX_GPUS * MAX_SLOTS * 8
 _MEASURED = _CONTEXT + MAX_GPUS * MAX_SLOTS * 8
 SIZE = _MEASURED + MAX_GPUS * MAX_SLOTS * 8
 # struct flock on 64-bit Linux: type, whence, start, length, pid.
+# Of one process on one device. The workload may write anything; the sum of all of them is still a
+# number that rows and messages hold.
+_MOST_BYTES = 2**48
 _FLOCK = struct.Struct("hhqqi4x")
 _F_OFD_GETLK = 36
 
@@ -310,10 +313,11 @@ def _flags(processes: Iterable[Process]) -> Flag:
 
 
 def _columns(fd: int, start: int, high: int, num_gpus: int) -> list[tuple[int, ...]]:
-    return [
+    found = (
         struct.unpack(f"<{high}Q", _exactly(fd, high * 8, start + place * MAX_SLOTS * 8))
         for place in range(num_gpus)
-    ]
+    )
+    return [tuple(min(num_bytes, _MOST_BYTES) for num_bytes in column) for column in found]
 
 
 def is_locked(fd: int, slot: int) -> bool:
