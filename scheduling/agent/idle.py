@@ -31,8 +31,8 @@ _KIB = 1024
 # Of a kernel: these run nothing of the person's. `dead` stays until somebody restarts it, and
 # `starting` until a client has connected.
 _QUIET_KERNELS: Final = frozenset({"idle", "dead", "starting"})
-
-
+# What is no list of kernels or terminals; brackets without end are read by recursion.
+_NO_ANSWERS: Final = (msgspec.MsgspecError, RecursionError)
 OF_SESSIONS: Final = frozenset({Signal.KERNELS, Signal.TERMINALS})
 
 
@@ -259,7 +259,7 @@ async def _ask(endpoint: Endpoint, path: str) -> bytes | None:
 def _kernels(answer: bytes | None, began_at: float) -> Finding:
     try:
         kernels = msgspec.json.decode(answer or b"", type=list[_Kernel])
-    except msgspec.MsgspecError:
+    except _NO_ANSWERS:
         return MISSING
     if any(kernel.execution_state not in _QUIET_KERNELS for kernel in kernels):
         return BUSY
@@ -269,7 +269,7 @@ def _kernels(answer: bytes | None, began_at: float) -> Finding:
 def _terminals(answer: bytes | None, began_at: float) -> Finding:
     try:
         terminals = msgspec.json.decode(answer or b"", type=list[_Terminal])
-    except msgspec.MsgspecError:
+    except _NO_ANSWERS:
         return MISSING
     return _last((terminal.last_activity for terminal in terminals), began_at)
 

@@ -58,7 +58,7 @@ def read(data: str | bytes, subprotocol: str | None) -> KernelMessage | None:
         if subprotocol == V1:
             return _read_v1(data.encode() if isinstance(data, str) else data)
         return _read_json(data if isinstance(data, str) else _first_buffer(data))
-    except (msgspec.MsgspecError, UnicodeDecodeError, ValueError, struct.error, IndexError):
+    except (msgspec.MsgspecError, ValueError, struct.error, IndexError, RecursionError):
         return None
 
 

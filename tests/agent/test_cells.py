@@ -387,3 +387,9 @@ def test_a_message_with_buffers_is_read_in_both_framings() -> None:
 def test_garbage_is_no_message(data: bytes | str, framing: str | None) -> None:
     read = kernel_messages.read(data, framing)
     assert read is None or isinstance(read.header, dict)
+
+
+@pytest.mark.parametrize("data", ["", "[]", "\ufffd", '{"header":{},"x":' + "[" * 500_000])
+def test_what_is_no_message_is_none(data: str) -> None:
+    assert kernel_messages.read(data, None) is None
+    assert kernel_messages.read(data.encode(), None) is None

@@ -194,10 +194,11 @@ def _idle_since(text: str) -> bytes:
         b"HTTP/1.0 403 No\r\n\r\n[]",
         b"",
         b"x" * 2**21,
+        b"HTTP/1.0 200 OK\r\n\r\n" + b'[{"x":' + b"[" * 500_000,
         _idle_since("0001-01-01T00:00:00"),
         _idle_since("0001-01-01T00:00:00+14:00"),
     ],
-    ids=["other fields", "refused", "nothing", "too much", "no time", "long ago"],
+    ids=["other fields", "refused", "nothing", "too much", "too deep", "no time", "long ago"],
 )
 def test_a_server_that_does_not_answer_or_lies_is_missing(tmp_path: Path, answer: bytes) -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
