@@ -8,7 +8,6 @@ crash goes on from there. `tick` never blocks; copying and hashing happen in a p
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -39,6 +38,7 @@ from scheduling.agent.protocol import (
     Goal,
     Member,
 )
+from scheduling.agent.removal import remove_tree
 from scheduling.agent.site import Site
 
 _REPOSITORY = Path(__file__).resolve().parents[2]
@@ -331,10 +331,10 @@ class Attempt:
                 self.site.fractions.lift_driver_limits(self.spec, cgroup)
             cgroup.remove()
         self.site.folders.socket(self.spec.attempt_id).unlink(missing_ok=True)
-        shutil.rmtree(self.site.folders.session(self.spec.attempt_id), ignore_errors=True)
+        remove_tree(self.site.folders.session(self.spec.attempt_id))
         if self.site.fractions is not None:
             self.site.fractions.remove(self.spec.attempt_id)
-        shutil.rmtree(self.folder / "tmp", ignore_errors=True)
+        remove_tree(self.folder / "tmp")
 
     def drop(self) -> bool:
         """Keep only log and records, out of the way; False while something is still being done."""
@@ -385,5 +385,5 @@ class Attempt:
 def strip(ended: Path) -> None:
     """Remove the workload's own files from a settled attempt's folder."""
     for name in (folders.WORK, "control", "own", "tmp"):
-        shutil.rmtree(ended / name, ignore_errors=True)
+        remove_tree(ended / name)
     (ended / REGION).unlink(missing_ok=True)

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from scheduling.agent import folders
+from scheduling.agent.removal import remove_tree
 from scheduling.agent.saved import Entry
 
 _MANIFEST, _DATA, _UNFINISHED = "manifest.json", "data", ".unfinished-"
@@ -104,14 +105,14 @@ class Store:
         """
         workload = self._folder(workload_id)
         temporary = workload / f"{_UNFINISHED}{number}-{entry.inode}"
-        shutil.rmtree(temporary, ignore_errors=True)
+        remove_tree(temporary)
         try:
             (temporary / _DATA).mkdir(parents=True, mode=0o700)
             with folders.opened(temporary / _DATA) as target_fd:
                 digest = _copy(folder_fd, entry.name, target_fd, entry.name)
             return self._commit(workload, temporary, number, entry, digest)
-        except (OSError, CheckpointError) as error:
-            shutil.rmtree(temporary, ignore_errors=True)
+        except (OSError, CheckpointError, RecursionError) as error:
+            remove_tree(temporary)
             raise CheckpointError(f"{entry.name}: {error}") from error
 
     def _commit(
@@ -158,7 +159,7 @@ class Store:
             try:
                 with folders.opened(data) as source_fd, folders.opened(target) as target_fd:
                     _restore(checkpoint, source_fd, target_fd, owner)
-            except (OSError, CheckpointError) as error:
+            except (OSError, CheckpointError, RecursionError) as error:
                 say(f"checkpoint {checkpoint.name} is damaged, taking the one before it: {error}")
                 continue
             return checkpoint
@@ -170,12 +171,12 @@ class Store:
         for checkpoint in self.complete(workload_id)[: -max(1, keep)]:
             hidden = workload / f"{_UNFINISHED}{checkpoint.key}"
             (workload / checkpoint.key).rename(hidden)
-            shutil.rmtree(hidden, ignore_errors=True)
+            remove_tree(hidden)
 
     def clean(self) -> None:
         """Delete what a crash left unfinished; only while nothing is being taken over."""
         for path in self.root.glob(f"*/{_UNFINISHED}*"):
-            shutil.rmtree(path, ignore_errors=True)
+            remove_tree(path)
 
 
 def _step(name: str, data: Path) -> int | None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -32,6 +31,7 @@ from scheduling.agent.protocol import (
     Goal,
     Member,
 )
+from scheduling.agent.removal import remove_tree
 from scheduling.agent.site import Site
 from telemetry.sampling import AttemptView
 
@@ -120,7 +120,7 @@ class Runner:
                 hierarchy.cgroup(name).remove()
         for folder in self.site.folders.ended.iterdir():
             if time.time() - folder.stat().st_mtime > _KEEP_LOGS_S:
-                shutil.rmtree(folder, ignore_errors=True)
+                remove_tree(folder)
             elif (folder / folders.WORK).exists():
                 self._pool.submit(strip, folder)
 

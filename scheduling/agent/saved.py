@@ -53,7 +53,8 @@ def entries(
             if not is_folder and not stat.S_ISREG(status.st_mode):
                 continue
             written_ns = _last_write(name, folder_fd) if is_folder else status.st_mtime_ns
-        except OSError:
+        except (OSError, RecursionError):
+            # Gone meanwhile; or nested more deeply than anybody could copy.
             continue
         renamed = status.st_ctime_ns > written_ns or (name, status.st_ino) in arrived
         if renamed or is_over or now_ns - max(written_ns, status.st_ctime_ns) > QUIET_NS:
