@@ -17,6 +17,8 @@ from pathlib import Path
 log = logging.getLogger(__name__)
 
 _MAX_BYTES = 512
+# A program may send without end; the agent's other work goes on in between.
+_MAX_AT_ONCE = 64
 
 
 class Gates:
@@ -66,7 +68,7 @@ class Gates:
 
     def _heard(self, attempt_id: str, listener: socket.socket) -> None:
         with suppress(BlockingIOError):
-            while True:
+            for _ in range(_MAX_AT_ONCE):
                 listener.recv(_MAX_BYTES)
                 self._wake(attempt_id)
 
