@@ -107,13 +107,13 @@ def main(prefix: str, folder: str, uuid: str, pids: str, operation: str, point: 
     memory = Dying(mover(Path(prefix)), int(point))
     body = HeldBody(Path(folder), Path(prefix), uuid, [int(pid) for pid in pids.split(",")])
     machine = Machine(body, memory)
-    enter = machine._enter
+    write = machine._write
 
-    def entered(phase: Phase) -> None:
-        enter(phase)
+    def written() -> None:
+        write()
         memory.moment()
 
-    machine._enter = entered  # type: ignore[method-assign]
+    machine._write = written  # type: ignore[method-assign]
     if operation == "out":
         machine.swap_out(lambda: True)
     else:

@@ -16,7 +16,7 @@ from scheduling.agent.fraction.region import State
 from scheduling.agent.swap import machine as rules
 from scheduling.agent.swap.machine import LostError, NoRoomError, NotSwappedError
 from scheduling.agent.swap.memory import DriverError, Libraries, Mover, ProcessState
-from scheduling.agent.swap.record import Phase
+from scheduling.agent.swap.record import SWAP, Phase, Saved
 from tests.agent.held_session import HOLDER, SIZES, Session, always, session, start
 from tests.fraction.conftest import libraries, make_world, prefix
 from tests.fraction.world import MIB, World, until
@@ -152,6 +152,40 @@ def test_wanted_again_before_the_copy_it_stays(session: Session) -> None:
 def test_without_room_on_the_host_nothing_is_locked(session: Session) -> None:
     session.body.has_room = False
     assert refused(session) == "no_host_memory"
+
+
+def test_on_a_full_disk_it_stays_where_it_is(session: Session) -> None:
+    record = session.folder / SWAP
+    record.mkdir()  # so that no record can be written
+    assert "directory" in refused(session)
+    assert session.answers() == ["0", "0"]
+    record.rmdir()
+    session.machine.swap_out(always)
+    record.unlink()
+    record.mkdir()
+    session.machine.want()
+    with pytest.raises(NoRoomError):
+        session.machine.restore()
+    assert session.states() == [ProcessState.CHECKPOINTED] * 2
+    assert session.machine.is_away
+    record.rmdir()
+    session.machine.restore()
+    assert session.answers() == ["0", "0"]
+
+
+def test_once_it_runs_again_a_full_disk_holds_no_call(session: Session) -> None:
+    session.machine.swap_out(always)
+    record, bring_back = session.folder / SWAP, session.machine._bring_back
+
+    def fill_meanwhile(processes: list[Saved]) -> None:
+        bring_back(processes)
+        record.unlink()
+        record.mkdir()
+
+    session.machine._bring_back = fill_meanwhile  # type: ignore[method-assign]
+    session.back()
+    assert session.answers() == ["0", "0"]
+    assert session.machine.phase == Phase.RUNNING
 
 
 def test_what_it_does_forbids_it(session: Session) -> None:

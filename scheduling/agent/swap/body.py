@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from typing import Protocol
 
 import psutil
 
@@ -57,8 +58,49 @@ class HostMemory:
             self._held_mib.pop(attempt_id, None)
 
 
+class Body(Protocol):
+    """What the machine needs of an attempt."""
+
+    @property
+    def folder(self) -> Path:
+        """Where it keeps its record."""
+        ...
+
+    def pids(self) -> list[int]:
+        """All its processes now."""
+        ...
+
+    def device_uuids(self) -> list[str]:
+        """Its devices."""
+        ...
+
+    def used_bytes(self) -> int:
+        """In use on its devices; 0 where nothing counts it."""
+        ...
+
+    def obstacle(self) -> str:
+        """Why it cannot be swapped (a `SwapObstacle`); empty if it can."""
+        ...
+
+    def reserve(self, extra_mib: int) -> bool:
+        """Raise its memory limit by so much, 0 for none; False where the node has no room."""
+        ...
+
+    def close_gate(self, phase: Phase) -> None:
+        """Tell its own processes, whose CUDA calls wait while the phase is not RUNNING."""
+        ...
+
+    def last_call_s(self) -> float | None:
+        """See `Accounting.last_call_s`; raises `OSError` where nothing counts the calls."""
+        ...
+
+    def say(self, line: str) -> None:
+        """Write into its log."""
+        ...
+
+
 class AttemptBody:
-    """See `machine.Body`."""
+    """See `Body`."""
 
     def __init__(self, attempt: Attempt, host: HostMemory) -> None:
         self._attempt = attempt

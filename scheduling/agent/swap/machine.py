@@ -18,11 +18,11 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from scheduling.agent.processes import start_ticks
 from scheduling.agent.protocol import SwapObstacle, SwapReport
+from scheduling.agent.swap.body import Body
 from scheduling.agent.swap.memory import DeviceMemory, DriverError, ProcessState
 from scheduling.agent.swap.record import REPORTED, SWAP, Phase, Saved, SwapRecord, read, write
 
@@ -54,47 +54,6 @@ class NoRoomError(Exception):
 
 class LostError(Exception):
     """Its device memory is lost or in doubt. It stays as it is, and nothing is tried again."""
-
-
-class Body(Protocol):
-    """What the machine needs of an attempt."""
-
-    @property
-    def folder(self) -> Path:
-        """Where it keeps its record."""
-        ...
-
-    def pids(self) -> list[int]:
-        """All its processes now."""
-        ...
-
-    def device_uuids(self) -> list[str]:
-        """Its devices."""
-        ...
-
-    def used_bytes(self) -> int:
-        """In use on its devices; 0 where nothing counts it."""
-        ...
-
-    def obstacle(self) -> str:
-        """Why it cannot be swapped (a `SwapObstacle`); empty if it can."""
-        ...
-
-    def reserve(self, extra_mib: int) -> bool:
-        """Raise its memory limit by so much, 0 for none; False where the node has no room."""
-        ...
-
-    def close_gate(self, phase: Phase) -> None:
-        """Tell its own processes, whose CUDA calls wait while the phase is not RUNNING."""
-        ...
-
-    def last_call_s(self) -> float | None:
-        """See `Accounting.last_call_s`; raises `OSError` where nothing counts the calls."""
-        ...
-
-    def say(self, line: str) -> None:
-        """Write into its log."""
-        ...
 
 
 class Machine:
@@ -178,12 +137,12 @@ class Machine:
                 self._enter(Phase.CHECKPOINTING)
                 for process in self.record.processes:
                     self._memory.checkpoint(process.pid)
-            except (DriverError, NotSwappedError) as error:
+                self.record.out_s = time.monotonic() - began_s
+                self._enter(Phase.SWAPPED)
+            except (DriverError, NotSwappedError, OSError) as error:
                 with suppress(NoRoomError):
                     self._roll_back()
                 raise _not_swapped(error) from error
-            self.record.out_s = time.monotonic() - began_s
-            self._enter(Phase.SWAPPED)
 
     @property
     def _memory(self) -> DeviceMemory:
@@ -224,7 +183,11 @@ class Machine:
 
     def _reserve(self) -> None:
         extra_mib = -(-self.record.saved_bytes // _MIB)
-        if not self.body.reserve(extra_mib):
+        try:
+            is_reserved = self.body.reserve(extra_mib)
+        except OSError as error:
+            raise NotSwappedError(str(error)) from error
+        if not is_reserved:
             raise NotSwappedError(SwapObstacle.NO_HOST_MEMORY)
         self.record.extra_mib = extra_mib
 
@@ -267,7 +230,7 @@ class Machine:
             self._bring_back(processes)
         except NoRoomError:
             # Somebody from outside took what was just given up. It stays as it is until there is.
-            self._enter(Phase.WAITING)
+            self._come_to(Phase.WAITING)
             raise
         self._settle()
 
@@ -280,7 +243,7 @@ class Machine:
         with self._moving:
             if self.phase == Phase.WAITING:
                 # It had not come back yet.
-                self._enter(Phase.SWAPPED)
+                self._come_to(Phase.SWAPPED)
         self.swap_out(lambda: True, is_yielding=True)
 
     # ------------------------------------------------------------------ back
@@ -288,13 +251,13 @@ class Machine:
     def want(self) -> None:
         """It is wanted again, and its devices are not its own yet."""
         if self.phase == Phase.SWAPPED:
-            self._enter(Phase.WAITING)
+            self._come_to(Phase.WAITING)
 
     def restore(self) -> None:
         """Bring everything back. The caller holds the devices for it, and nobody else is on them.
 
         Raises:
-            NoRoomError: NVML says otherwise: nothing was begun (rule 1).
+            NoRoomError: NVML says otherwise (rule 1), or it cannot be recorded: nothing was begun.
             LostError: the driver failed; nothing is tried again (rule 5).
         """
         with self._moving:
@@ -303,11 +266,14 @@ class Machine:
             began_s = time.monotonic()
             processes = self._alive()
             self._see_that_there_is_room(processes)
-            self._enter(Phase.RESTORING)
+            try:
+                self._enter(Phase.RESTORING)
+            except OSError as error:
+                raise NoRoomError(str(error)) from error
             try:
                 self._bring_back(processes)
             except NoRoomError:
-                self._enter(Phase.WAITING)
+                self._come_to(Phase.WAITING)
                 raise
             self.record.in_s = time.monotonic() - began_s
             self.record.back_at = time.time()
@@ -375,7 +341,7 @@ class Machine:
     def _settle(self) -> None:
         """It runs again, and needs no more memory than before."""
         self.record.processes = []
-        self._enter(Phase.RUNNING)
+        self._come_to(Phase.RUNNING)
         self.lower_limit()
 
     def lower_limit(self) -> None:
@@ -392,7 +358,7 @@ class Machine:
 
     def _fail(self, error: DriverError) -> LostError:
         self.record.error = str(error)
-        self._enter(Phase.FAILED)
+        self._come_to(Phase.FAILED)
         log.error("%s: its device memory is lost: %s", self.body.folder.name, error)
         self.body.say(f"the GPU memory of this workload could not be brought back: {error}")
         return LostError(str(error))
@@ -425,16 +391,39 @@ class Machine:
             self._write()
 
     def _enter(self, phase: Phase) -> None:
+        """Begin a phase once it is on disk.
+
+        Raises:
+            OSError: it cannot be written; what was before goes on.
+        """
+        before = self.record.phase, self.record.at
         self.record.phase, self.record.at = phase, time.time()
-        self._write()
+        try:
+            self._write()
+        except OSError:
+            self.record.phase, self.record.at = before
+            raise
         self.body.close_gate(phase)
+
+    def _come_to(self, phase: Phase) -> None:
+        """Where it is now, whether or not the disk takes it: the next agent finds that out."""
+        self.record.phase, self.record.at = phase, time.time()
+        self._note()
+        self.body.close_gate(phase)
+
+    def _note(self) -> None:
+        try:
+            self._write()
+        except OSError as error:
+            log.warning("%s: its record cannot be kept: %s", self.body.folder.name, error)
 
     def _write(self) -> None:
         with self._writing:
             write(self.body.folder / SWAP, self.record)
 
 
-def _not_swapped(error: DriverError | NotSwappedError) -> NotSwappedError:
+def _not_swapped(error: DriverError | NotSwappedError | OSError) -> NotSwappedError:
     if isinstance(error, NotSwappedError):
         return error
-    return NotSwappedError(NOT_IDLE if error.is_busy else str(error))
+    is_busy = isinstance(error, DriverError) and error.is_busy
+    return NotSwappedError(NOT_IDLE if is_busy else str(error))
