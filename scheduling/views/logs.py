@@ -59,8 +59,20 @@ class Wanted:
 
 
 def _wanted(request: PageRequest) -> Wanted:
-    replica = _number(request.GET.get("replica"), MAX_REPLICAS)
-    return Wanted(replica or LEADER, _number(request.GET.get("attempt"), 10**6))
+    """Whose log an address names.
+
+    Raises:
+        Http404: by what is no number; another log in its place would be taken for it.
+    """
+    replica = _named(request.GET.get("replica"), MAX_REPLICAS)
+    return Wanted(replica or LEADER, _named(request.GET.get("attempt"), 10**6))
+
+
+def _named(text: str | None, largest: int) -> int | None:
+    number = _number(text, largest)
+    if text and number is None:
+        raise Http404
+    return number
 
 
 def _find_source(user: User, workload_id: uuid.UUID, wanted: Wanted) -> Source:

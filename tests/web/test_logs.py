@@ -168,8 +168,10 @@ async def test_the_stream_of_an_ended_attempt_ends(
 async def test_no_attempt_has_no_log(scene: Scene, web: Path) -> None:
     async with browser(web, scene.organisation.vera) as client:
         assert (await client.get(f"/workloads/{scene.refused.pk}/log")).status_code == 404
-        bad = await client.get(f"/workloads/{scene.session.pk}/log?attempt=7")
-        assert bad.status_code == 404
+        for named in ("attempt=7", "attempt=last", "attempt=-1", "replica=one", "replica=3"):
+            for log in ("log", "log/stream"):
+                bad = await client.get(f"/workloads/{scene.session.pk}/{log}?{named}")
+                assert bad.status_code == 404, named
         assert await Attempt.objects.acount() > 0
 
 
