@@ -159,6 +159,7 @@ def test_on_a_full_disk_it_stays_where_it_is(session: Session) -> None:
     record.mkdir()  # so that no record can be written
     assert "directory" in refused(session)
     assert session.answers() == ["0", "0"]
+    session.machine.mark_borrower()
     record.rmdir()
     session.machine.swap_out(always)
     record.unlink()
@@ -171,6 +172,7 @@ def test_on_a_full_disk_it_stays_where_it_is(session: Session) -> None:
     record.rmdir()
     session.machine.restore()
     assert session.answers() == ["0", "0"]
+    assert session.next_agent().record.has_borrowed, "kept with the next record that could be"
 
 
 def test_once_it_runs_again_a_full_disk_holds_no_call(session: Session) -> None:

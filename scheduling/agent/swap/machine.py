@@ -388,7 +388,7 @@ class Machine:
         """Remember that its devices are not its own."""
         if not self.record.has_borrowed:
             self.record.has_borrowed = True
-            self._write()
+            self._note()
 
     def _enter(self, phase: Phase) -> None:
         """Begin a phase once it is on disk.
