@@ -12,9 +12,10 @@ and a plan that touches it is refused.
 
 from __future__ import annotations
 
+import sys
 import uuid
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 from django.db import connection
@@ -48,7 +49,9 @@ class Kept(Generic[Row]):
     with every change of the row, whoever made it. Rows that are kept are not to be changed.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, shrink: Callable[[Row], None] = lambda row: None) -> None:
+        """Keep nothing yet; `shrink` lets a row take less memory."""
+        self._shrink = shrink
         self._known: dict[Any, Row] = {}  # keys of any kind
 
     def read(self, rows: QuerySet[Row]) -> list[Row]:
@@ -58,11 +61,18 @@ class Kept(Generic[Row]):
             versions = dict(versioned.values_list("pk", "row_version"))
             news = [pk for pk, version in versions.items() if self._version(pk) != version]
             if len(news) <= min(_MAX_ASKED, len(versions) // 4):
-                found = {**self._known, **{row.pk: row for row in versioned.filter(pk__in=news)}}
+                found = {**self._known, **self._fresh(versioned.filter(pk__in=news))}
                 self._known = {pk: found[pk] for pk in versions if pk in found}
                 return list(self._known.values())
-        self._known = {row.pk: row for row in versioned}
+        self._known = self._fresh(versioned)
         return list(self._known.values())
+
+    def _fresh(self, rows: Iterable[Row]) -> dict[Any, Row]:
+        found = {}
+        for row in rows:
+            self._shrink(row)
+            found[row.pk] = row
+        return found
 
     def _version(self, pk: object) -> str | None:
         return getattr(self._known.get(pk), "row_version", None)
@@ -79,7 +89,7 @@ class Rows:
     def __init__(self) -> None:
         self._nodes = Kept[Node]()
         self._devices = Kept[Device]()
-        self._workloads = Kept[Workload]()
+        self._workloads = Kept[Workload](_share_words)
         self._attempts = Kept[Attempt]()
         self._allocations = Kept[Allocation]()
         self._parts = Kept[DeviceAllocation]()
@@ -133,13 +143,69 @@ def read_some(keys: Collection[uuid.UUID]) -> list[Workload]:
     return _together(rows, attempts, holds, nodes)
 
 
+_UNREAD_OF_WORKLOADS = (
+    "backoff_limit",
+    "checkpoint_command",
+    "checkpoint_every_s",
+    "checkpoint_path",
+    "checkpoint_signal",
+    "command",
+    "decisive",
+    "ended_at",
+    "env",
+    "grace_s",
+    "language",
+    "num_extensions",
+    "request_id",
+    "session_secret",
+    "working_dir",
+)
+_UNREAD_OF_ATTEMPTS = (
+    "around_share",
+    "cpu_limit_milli",
+    "ended_at",
+    "error",
+    "exit_cause",
+    "exit_code",
+    "goal_at",
+    "goal_detail",
+    "idle_end_at",
+    "idle_from",
+    "idle_kept_until",
+    "idle_last_warned_at",
+    "idle_signals",
+    "idle_warned_at",
+    "is_retryable",
+    "last_lines",
+    "lost_progress_s",
+    "memory_limit_mib",
+    "num_replicas",
+    "number",
+    "peak_memory_mib",
+    "rendezvous_port",
+    "resumed_from",
+)
+
+
 def _workloads() -> QuerySet[Workload]:
-    return Workload.objects.unfinished().defer("command", "env")
+    return Workload.objects.unfinished().defer(*_UNREAD_OF_WORKLOADS)
 
 
 def _attempts() -> QuerySet[Attempt]:
-    unread = ("last_lines", "idle_signals", "around_share", "error", "goal_detail")
-    return Attempt.objects.open().defer(*unread)
+    return Attempt.objects.open().defer(*_UNREAD_OF_ATTEMPTS)
+
+
+def _share_words(row: Workload) -> None:
+    """What thousands of reasons say alike is there once."""
+    row.reason = _shared(row.reason)
+
+
+def _shared(said: Any) -> Any:  # JSON
+    if isinstance(said, str):
+        return sys.intern(said)
+    if isinstance(said, dict):
+        return {sys.intern(key): _shared(value) for key, value in said.items()}
+    return [_shared(each) for each in said] if isinstance(said, list) else said
 
 
 def _by_replica(attempt: Attempt) -> int:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
+from django.db.models import Model
 
 from projects.models import Department, Project, User
 from tests.factories import FakeAgent, make_member, make_node_type, make_project
@@ -19,6 +21,18 @@ class Organisation:
     vera: User
     lena: User
     sergey: User
+
+
+@pytest.fixture(autouse=True)
+def nothing_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a plan rests on is read with the rest: one late field of each row costs a query each."""
+    refresh = Model.refresh_from_db
+
+    def refreshed(row: Model, using: str | None = None, fields: Any = None, **more: Any) -> None:
+        assert fields is None, f"{fields} of a {type(row).__name__} are read late"
+        refresh(row, using, fields, **more)
+
+    monkeypatch.setattr(Model, "refresh_from_db", refreshed)
 
 
 @pytest.fixture
