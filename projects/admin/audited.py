@@ -14,6 +14,7 @@ from django.http import HttpRequest
 
 from projects import audit
 from projects.models import Department, DepartmentQuota, GpuQuota, Project, User
+from projects.quotas import wake_planner
 
 QUOTAS = (GpuQuota, DepartmentQuota)
 
@@ -154,7 +155,8 @@ def actor_of(request: HttpRequest) -> User | None:
 
 
 class NamedAdmin(AuditedAdmin):
-    """Of what others name: requests, folders, recorded use. So its name is fixed once it exists."""
+    """Of what plans, requests and recorded use name: its name is fixed once it exists, and the
+    planner is woken when anything else of it changes."""
 
     identity = "name"
 
@@ -164,6 +166,19 @@ class NamedAdmin(AuditedAdmin):
         """With the name, but where it is only being added."""
         fixed = tuple(super().get_readonly_fields(request, obj))
         return ("name", *fixed) if obj else fixed
+
+    def save_model(
+        self, request: HttpRequest, obj: models.Model, form: forms.ModelForm[Any], change: bool
+    ) -> None:
+        """Save and audit, and plan with it."""
+        super().save_model(request, obj, form, change)
+        if form.changed_data:
+            wake_planner()
+
+    def delete_model(self, request: HttpRequest, obj: models.Model) -> None:
+        """Delete and audit, and plan without it."""
+        super().delete_model(request, obj)
+        wake_planner()
 
 
 class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # one class for several models

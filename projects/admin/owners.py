@@ -189,16 +189,7 @@ class DepartmentFilter(admin.SimpleListFilter):
 
 
 class OwnerAdmin(NamedAdmin):
-    """Of what has quota: a change of quota goes through its service, any other wakes the planner
-    too."""
-
-    def save_model(
-        self, request: HttpRequest, obj: models.Model, form: forms.ModelForm[Any], change: bool
-    ) -> None:
-        """Save and audit; its place, priority and limits are what plans depend on."""
-        super().save_model(request, obj, form, change)
-        if form.changed_data:
-            wake_planner()
+    """Of what has quota: a change of quota goes through its service."""
 
     def save_formset(
         self,

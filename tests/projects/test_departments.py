@@ -12,6 +12,7 @@ import pytest
 from django.core.exceptions import ValidationError
 from django.db import IntegrityError, connection, transaction
 from django.db.models import ProtectedError
+from django.forms import model_to_dict
 from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
@@ -489,19 +490,26 @@ class TestAdmin:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_whatever_is_changed_of_a_project_wakes_the_planner(admin: Client) -> None:
-    project = make_project("vision")
-    address = reverse("admin:projects_project_change", args=[project.pk])
+def test_whatever_is_changed_of_what_is_planned_wakes_the_planner(admin: Client) -> None:
+    node_type, project = make_node_type("t4", gpus=8), make_project("vision")
     rows = {
         f"{prefix}-{name}_FORMS": 0
         for prefix in ("gpu_quotas", "allowed_node_types", "memberships")
         for name in ("TOTAL", "INITIAL")
     }
+    own = {"title": "Vision", "priority": 100, **rows}
+    of_project = reverse("admin:projects_project_change", args=[project.pk])
+    of_type = reverse("admin:projects_nodetype_change", args=[node_type.pk])
+    removal = reverse("admin:projects_project_delete", args=[project.pk])
     where = {name: connection.settings_dict[name.upper()] for name in ("host", "port", "user")}
     with psycopg.connect(dbname=connection.settings_dict["NAME"], autocommit=True, **where) as ear:
         ear.execute(f"LISTEN {WAKE_CHANNEL}")
-        for values in ({"cpu_limit_milli": 4000}, {"cpu_limit_milli": 4000, "priority": 200}):
-            own = {"title": "Vision", "priority": 100, **values}
-            assert admin.post(address, {**own, **rows}).status_code == 302
+        for address, values in (
+            (of_project, {**own, "cpu_limit_milli": 4000}),
+            (of_project, {**own, "cpu_limit_milli": 4000, "priority": 200}),
+            (of_type, {**model_to_dict(node_type), "min_runtime_s": 60}),
+            (removal, {"post": "yes"}),
+        ):
+            assert admin.post(address, values).status_code == 302
             (heard,) = ear.notifies(timeout=10, stop_after=1)
             assert heard.payload == "quota"
