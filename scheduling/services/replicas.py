@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 
-from django.db.models import Max
+from django.db.models import Max, Q
 
 from scheduling.core import lifecycle
 from scheduling.core.replicas import (
@@ -47,18 +47,28 @@ def open_attempts_of(workload: Workload) -> list[Attempt]:
 # ---------------------------------------------------------------- starting
 
 
+FIRST: tuple[int, datetime | None] = (0, None)
+"""Number of starts of a replica before its first, and until when those were extended."""
+
+
 def new_attempts(workload: Workload, nodes: Mapping[int, Node], now: datetime) -> Sequence[Attempt]:
     """An attempt for each of these replicas, not saved yet, in the order given."""
-    numbers = dict(workload.attempts.values_list("replica").annotate(Max("number")).order_by())
+    since_submitted = Q(placed_at__gte=workload.submitted_at)
+    rows = workload.attempts.values_list("replica").annotate(
+        last=Max("number"), kept_until=Max("idle_kept_until", filter=since_submitted)
+    )
+    before = {replica: (last, kept_until) for replica, last, kept_until in rows.order_by()}
     num_replicas = Attempt.objects.of(workload).open().count() + len(nodes)
     attempts = [
         Attempt(
             workload=workload,
             replica=replica,
-            number=numbers.get(replica, 0) + 1,
+            number=before.get(replica, FIRST)[0] + 1,
             num_replicas=num_replicas,
             node=node,
             placed_at=now,
+            # What a person extended outlasts an eviction or a node's end.
+            idle_kept_until=before.get(replica, FIRST)[1],
         )
         for replica, node in nodes.items()
     ]
