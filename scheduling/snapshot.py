@@ -3,50 +3,34 @@
 from __future__ import annotations
 
 import uuid
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from django.db.models import Avg, F, Max, Window
-from django.db.models.functions import RowNumber
+from django.db.models import Avg, F, Max
 from django.utils import timezone
 
 from projects.models import NodeType
 from scheduling import past, time_limits, unfinished
 from scheduling.core import types as core
 from scheduling.core.cycle import without_collector
-from scheduling.core.lenders import LENDING_OFF
-from scheduling.core.predict.idleness import Spell, expected_left_s
+from scheduling.idle_sessions import idleness_of
 from scheduling.models import (
-    LEADER,
     WAITING_PHASES,
     Attempt,
     Checkpoint,
-    IdleSpell,
     Loan,
-    LoanState,
     Node,
     NodeState,
-    Phase,
     PlannerPolicy,
-    SwapState,
     Workload,
 )
+from scheduling.moments import unix_s
 from scheduling.organisation import gpu_key, read_organisation
+from scheduling.replicas import is_kept_up, replica_id, replicas_of, workload_id
 from scheduling.unfinished import children
 
-LEAVING_PHASES = (Phase.CHECKPOINTING, Phase.STOPPING)
-
-IDLE_MARK_LASTS_S = 40.0
-"""A session that the periodic watch has not seen idle for so long is not lent."""
-MAX_SPELLS = 200
-"""A person's latest idle spells on which the prediction rests."""
-ASKED_LEFT_S = 86_400.0
-"""Whoever asks for it to be swapped out will not be back soon."""
-IN_MEMORY = (SwapState.SWAPPING_OUT, SwapState.SWAPPED_OUT, SwapState.WAITING)
-"""What a borrower is that has left its devices, and can go on."""
 MIB = 1024 * 1024
 
 SESSION_PRIORITY = 100
@@ -59,7 +43,7 @@ class Taken:
     """A snapshot and what is needed to apply a plan to the rows that it was made from.
 
     Attributes:
-        titles: What departments are called, by their id in the snapshot.
+        titles: What departments and projects are called, by their id in the snapshot.
         rows: Of the unfinished workloads, as they were read; a plan that touches one whose
             generation has changed since is stale.
     """
@@ -107,8 +91,8 @@ def read_arrivals(ids: Iterable[uuid.UUID]) -> list[tuple[Workload, core.Workloa
         (
             row,
             replace(
-                core_workload(row, tuple(_replicas(row, children(row, "attempts")))),
-                waiting_since_s=_seconds(row.phase_changed_at),
+                core_workload(row, tuple(replicas_of(row, children(row, "attempts")))),
+                waiting_since_s=unix_s(row.phase_changed_at),
             ),
         )
         for row in rows
@@ -118,26 +102,6 @@ def read_arrivals(ids: Iterable[uuid.UUID]) -> list[tuple[Workload, core.Workloa
 def read_rows(ids: Iterable[core.WorkloadId]) -> Sequence[Workload]:
     """Rows of unfinished workloads, as a snapshot reads them."""
     return unfinished.read_some([uuid.UUID(name) for name in ids])
-
-
-def workload_id(row: Workload) -> core.WorkloadId:
-    return core.WorkloadId(str(row.pk))
-
-
-def replica_id(row: Workload, index: int) -> core.ReplicaId:
-    return core.ReplicaId(f"{row.pk}/{index}")
-
-
-def index_of(replica: core.ReplicaId) -> int:
-    """Which replica of its workload it is; 0 is the leader."""
-    return int(replica.rpartition("/")[2])
-
-
-def by_index(
-    placements: Mapping[core.ReplicaId, core.Placement],
-) -> dict[int, core.Placement]:
-    """Places by number of the replica, the leader's first."""
-    return dict(sorted((index_of(name), place) for name, place in placements.items()))
 
 
 def read_policy() -> core.Policy:
@@ -203,10 +167,10 @@ def _workloads(
     lengths, before = past.run_lengths(now), past.already_run(rows)
     clocks = time_limits.ran_before(rows)
     ready = [node for node in nodes if node.is_ready]
-    idle = _idleness(rows, now)
+    idle = idleness_of(rows, now)
     for row in rows:
         attempts = children(row, "attempts")
-        workload = core_workload(row, tuple(_replicas(row, attempts)))
+        workload = core_workload(row, tuple(replicas_of(row, attempts)))
         leader = next(iter(attempts), None)
         started = None if leader is None else leader.started_at or leader.placed_at
         told = past.expected(row, started, lengths, before.get(row.pk, 0.0), now)
@@ -215,98 +179,15 @@ def _workloads(
         yield replace(
             workload,
             avoided_nodes=past.avoided_nodes(row, failed.by_workload, ready),
-            waiting_since_s=_seconds(row.phase_changed_at) if row.phase in WAITING_PHASES else None,
+            waiting_since_s=unix_s(row.phase_changed_at) if row.phase in WAITING_PHASES else None,
             expected_end_s=told.end_s,
             early_end_s=told.early_end_s,
             expected_run_s=told.run_s,
             expected_basis=told.basis,
             idle=idle.get(row.pk),
-            incomplete_since_s=_seconds(row.incomplete_since),
+            incomplete_since_s=unix_s(row.incomplete_since),
             eviction_cost=_eviction_cost(row, leader, saved, now),
         )
-
-
-def _idleness(rows: Sequence[Workload], now: datetime) -> Mapping[uuid.UUID, core.Idleness]:
-    """What is known of running sessions' use of their devices."""
-    sessions = [
-        (row, attempt)
-        for row in rows
-        if row.is_session
-        for attempt in children(row, "attempts")
-        if attempt.is_ready and not attempt.is_leaving and children(attempt.allocation, "devices")
-    ]
-    resting = [row.owner_id for row, attempt in sessions if _is_resting(attempt, now)]
-    spells = _spells(resting) if resting else {}
-    return {row.pk: _idle(row, attempt, spells, now) for row, attempt in sessions}
-
-
-def _is_resting(attempt: Attempt, now: datetime) -> bool:
-    """Seen idle by the watch, lately, and with its device."""
-    seen_at, since = attempt.idle_seen_at, attempt.idle_since
-    is_fresh = seen_at is not None and (now - seen_at).total_seconds() <= IDLE_MARK_LASTS_S
-    has_device = attempt.swap_state == SwapState.RUNNING and not children(attempt, "loans_given")
-    return is_fresh and since is not None and has_device
-
-
-def _spells(owners: Iterable[int]) -> Mapping[int, Sequence[Spell]]:
-    """Latest idle spells of these people."""
-    newest = Window(RowNumber(), partition_by=F("owner"), order_by=F("ended_at").desc())
-    found: dict[int, list[Spell]] = defaultdict(list)
-    rows = (
-        IdleSpell.objects.filter(owner__in=set(owners))
-        .annotate(rank=newest)
-        .filter(rank__lte=MAX_SPELLS)
-        .values_list("owner", "started_at", "ended_at", "is_cut_off")
-    )
-    for owner, started_at, ended_at, is_cut_off in rows:
-        found[owner].append(Spell((ended_at - started_at).total_seconds(), is_cut_off))
-    return found
-
-
-def _idle(
-    row: Workload, attempt: Attempt, spells: Mapping[int, Sequence[Spell]], now: datetime
-) -> core.Idleness:
-    """One session's; while it lends, its agent watches it, and wakes it without asking."""
-    since: datetime | None = None
-    left_s: float | None = None
-    lent = [loan for loan in children(attempt, "loans_given") if loan.is_wanted]
-    is_asked = attempt.lend_asked_at is not None
-    if lent:
-        since = lent[0].started_at
-    elif _is_resting(attempt, now):
-        since = attempt.idle_since
-        asked_back_at = getattr(attempt, "asked_back_at", None)
-        if since is not None and asked_back_at is not None:
-            # Whoever presses the button wants it, and an agent that refuses knows better than
-            # these marks: the window begins anew.
-            since = max(since, asked_back_at)
-    if since is not None and not lent:
-        past = spells.get(row.owner_id, ())
-        idle_for_s = max(0.0, (now - since).total_seconds())
-        left_s = ASKED_LEFT_S if is_asked else expected_left_s(past, idle_for_s)
-    parts = children(attempt.allocation, "devices")
-    held_mib = sum(part.memory_mib for part in parts)
-    used_mib = -(-max(attempt.bytes_on_device, attempt.bytes_on_host) // MIB)
-    return core.Idleness(
-        since_s=_seconds(since),
-        window_s=0.0 if is_asked else float(row.project.lending_window_s),
-        expected_left_s=left_s,
-        memory_mib=used_mib or held_mib,
-        obstacle=obstacle_of(row, attempt),
-        woke_s=_seconds(attempt.woke_at),
-    )
-
-
-def obstacle_of(row: Workload, attempt: Attempt) -> str:
-    """Why a session's device may not be lent, whatever its use: a code; empty if it may."""
-    node = attempt.allocation.node
-    if not row.project.lends_idle:
-        return LENDING_OFF
-    if node.node_type is None or not node.node_type.swap_enabled:
-        return "switched_off"
-    if not node.swap_mechanism:
-        return "no_mechanism"
-    return attempt.swap_obstacle
 
 
 def _loans(rows: Iterable[Workload]) -> Iterable[core.Loan]:
@@ -321,11 +202,6 @@ def _loans(rows: Iterable[Workload]) -> Iterable[core.Loan]:
                         borrower=replica_id(row, attempt.replica),
                         since_s=loan.started_at.timestamp(),
                     )
-
-
-def is_kept_up(loan: Loan) -> bool:
-    """Whether an open loan goes on: its lender has not been woken, nobody has ended it."""
-    return loan.is_wanted and loan.state != LoanState.WAKING
 
 
 def _last_saved(rows: Sequence[Workload]) -> Mapping[uuid.UUID, datetime]:
@@ -376,7 +252,7 @@ def core_workload(row: Workload, replicas: tuple[core.Replica, ...]) -> core.Wor
         min_replicas=row.min_replicas,
         replicas=replicas,
         node_types=tuple(core.NodeTypeName(name) for name in row.node_types) or None,
-        not_before_s=_seconds(row.not_before),
+        not_before_s=unix_s(row.not_before),
         required_labels=row.node_labels,
         failures=row.num_failures,
         last_error=str(failure.get("last_error") or ""),
@@ -393,111 +269,3 @@ def _last_failure(row: Workload) -> Mapping[str, Any]:  # parsed JSON
     """What is known of how it failed last, as long as its reason tells of that."""
     is_failure = row.num_failures and row.reason.get("code") in _FAILURES
     return row.reason.get("details") or {} if is_failure else {}
-
-
-def pending_replicas(row: Workload, count: int) -> tuple[core.Replica, ...]:
-    """A workload's first replicas, none of which has a place."""
-    return tuple(
-        core.Replica(replica_id(row, index), core.ReplicaState.PENDING) for index in range(count)
-    )
-
-
-def _replicas(row: Workload, open_attempts: Iterable[Attempt]) -> Iterable[core.Replica]:
-    """Its replicas as `unfinished` left them.
-
-    While a workload leaves as a whole, a replica that has left does not start again. Once one has
-    succeeded, no more are started than the minimum lacks (`core.replicas`).
-    """
-    attempts = {attempt.replica: attempt for attempt in open_attempts}
-    held = holds_of(row)
-    succeeded = set(row.succeeded_replicas)
-    is_leaving = row.phase in LEAVING_PHASES or (
-        bool(attempts) and all(attempt.is_leaving for attempt in attempts.values())
-    )
-    num_missing = row.min_replicas - len(attempts) - len(succeeded - attempts.keys())
-    for index in range(row.max_replicas):
-        name = replica_id(row, index)
-        attempt = attempts.get(index)
-        if attempt is not None:
-            yield _placed(name, attempt, held.get(index), attempts)
-        elif index in succeeded:
-            yield core.Replica(name, core.ReplicaState.SUCCEEDED)
-        elif is_leaving:
-            yield core.Replica(name, core.ReplicaState.RELEASING, held=held.get(index))
-        elif not succeeded or num_missing > 0:
-            num_missing -= 1
-            yield core.Replica(name, core.ReplicaState.PENDING, held=held.get(index))
-
-
-def _placed(
-    name: core.ReplicaId,
-    attempt: Attempt,
-    held: core.Placement | None,
-    others: Mapping[int, Attempt],
-) -> core.Replica:
-    # Of those placed together the last in number leaves first, the leader last of all.
-    starts = others.values() if attempt.replica == LEADER else (attempt,)
-    return core.Replica(
-        id=name,
-        state=_state_of(attempt),
-        placement=_placement(attempt),
-        held=held if attempt.is_leaving else None,
-        started_s=min(each.placed_at.timestamp() for each in starts)
-        if len(others) > 1
-        else (attempt.started_at or attempt.placed_at).timestamp(),
-    )
-
-
-def _state_of(attempt: Attempt) -> core.ReplicaState:
-    """Of a borrower: on loan while a loan goes on; in memory once a lender was woken, whether or
-    not its node has already said so; on loan from nobody where its lender has ended or refused, or
-    was woken before the borrower had begun. What is in memory when a loan is refused waits there
-    for the next.
-    """
-    if attempt.is_leaving:
-        return core.ReplicaState.RELEASING
-    if not attempt.allocation.is_lent:
-        return core.ReplicaState.RUNNING
-    if any(is_kept_up(loan) for loan in children(attempt, "loans_taken")):
-        return core.ReplicaState.LENT
-    last_state = getattr(attempt, "last_loan_state", None)
-    last_end = getattr(attempt, "last_loan_end", "")
-    is_refused = last_state == LoanState.REFUSED and attempt.swap_state not in IN_MEMORY
-    is_nobodys = last_state is None or is_refused or last_end == "lender_ended"
-    is_left_alone = is_nobodys or attempt.started_at is None
-    return core.ReplicaState.LENT if is_left_alone else core.ReplicaState.PARKED
-
-
-def all_parked(attempts: Iterable[Attempt]) -> bool:
-    """Whether all of a borrower wait in memory.
-
-    Args:
-        attempts: A workload's open ones, as the snapshot reads them.
-    """
-    states = {_state_of(attempt) for attempt in attempts}
-    return states == {core.ReplicaState.PARKED}
-
-
-def _placement(attempt: Attempt) -> core.Placement:
-    devices = children(attempt.allocation, "devices")
-    return core.Placement(
-        node=core.NodeName(attempt.allocation.node.name),
-        devices=tuple(part.device.index for part in devices),
-        milli_per_device=devices[0].gpu_milli if devices else 0,
-    )
-
-
-def holds_of(row: Workload) -> Mapping[int, core.Placement]:
-    """The capacity kept for a workload's replicas while others leave it."""
-    return {
-        hold.replica: core.Placement(
-            node=core.NodeName(hold.node.name),
-            devices=tuple(hold.device_indices),
-            milli_per_device=hold.milli_per_device,
-        )
-        for hold in children(row, "holds")
-    }
-
-
-def _seconds(at: datetime | None) -> float | None:
-    return at.timestamp() if at is not None else None

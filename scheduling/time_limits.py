@@ -23,6 +23,7 @@ from django.db.models import F
 from projects.idle_rules import MAX_RUN
 from scheduling.core.ending import Course, EndingRule, earliest_end_s
 from scheduling.models import LEADER, Attempt, AttemptPhase, Phase, SwapState, Workload
+from scheduling.moments import unix_s
 from scheduling.past import Expected
 from scheduling.rules import rule_for
 
@@ -140,15 +141,11 @@ def course_of(workload: Workload, leader: Attempt, before_s: float, now: datetim
     since_s = now.timestamp() - ran(workload, leader, now) - before_s
     return Course(
         since_s=None if is_parked else since_s,
-        kept_until_s=_seconds(leader.limit_notice_until),
-        first_warned_s=_seconds(leader.limit_warned_at),
-        last_warned_s=_seconds(leader.limit_last_warned_at),
-        told_s=_seconds(leader.limit_end_at),
+        kept_until_s=unix_s(leader.limit_notice_until),
+        first_warned_s=unix_s(leader.limit_warned_at),
+        last_warned_s=unix_s(leader.limit_last_warned_at),
+        told_s=unix_s(leader.limit_end_at),
     )
-
-
-def _seconds(moment: datetime | None) -> float | None:
-    return None if moment is None else moment.timestamp()
 
 
 def end_s(workload: Workload, leader: Attempt, before_s: float, now: datetime) -> float | None:

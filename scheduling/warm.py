@@ -24,8 +24,9 @@ from scheduling.core import types as core
 from scheduling.core.decisions import Decision, Hold, Plan, Start
 from scheduling.core.incremental import Increment, WarmPlanner
 from scheduling.models import Workload
+from scheduling.replicas import workload_id
 from scheduling.services.planning import StalePlanError, apply_plan
-from scheduling.snapshot import Taken, read_arrivals, read_rows, workload_id
+from scheduling.snapshot import Taken, read_arrivals, read_rows
 
 MAX_AGE_S = 600.0
 """All is read again at least so often; the log of changes is kept for longer."""

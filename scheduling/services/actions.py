@@ -12,6 +12,7 @@ from projects import access
 from projects.models import User
 from scheduling import relay_client
 from scheduling.core import lifecycle
+from scheduling.idle_sessions import obstacle_of
 from scheduling.models import (
     ACTIVE_PHASES,
     ENDED_PHASES,
@@ -28,7 +29,6 @@ from scheduling.outbox import owe
 from scheduling.services.events import announce_workload, record_event, wake_planner
 from scheduling.services.replicas import open_attempts_of
 from scheduling.services.transitions import advance, lock
-from scheduling.snapshot import obstacle_of
 from scheduling.texts import swap as texts
 
 

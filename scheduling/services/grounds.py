@@ -15,6 +15,7 @@ from scheduling import formats, time_limits
 from scheduling.core.ending import Course, EndingRule
 from scheduling.idle_signals import idle_since
 from scheduling.models import LEADER, Attempt, AttemptPhase, SwapState, Workload
+from scheduling.moments import unix_s
 from scheduling.rules import rule_for
 from scheduling.services.claims import LOST_AFTER_S
 
@@ -78,11 +79,11 @@ def course_of(workload: Workload, crew: Sequence[Attempt], now: datetime) -> Cou
         return None
     leader = crew[0]
     return Course(
-        since_s=_seconds(_idle_since(workload, crew)),
-        kept_until_s=_seconds(leader.idle_kept_until),
-        first_warned_s=_seconds(leader.idle_warned_at),
-        last_warned_s=_seconds(leader.idle_last_warned_at),
-        told_s=_seconds(leader.idle_end_at),
+        since_s=unix_s(_idle_since(workload, crew)),
+        kept_until_s=unix_s(leader.idle_kept_until),
+        first_warned_s=unix_s(leader.idle_warned_at),
+        last_warned_s=unix_s(leader.idle_last_warned_at),
+        told_s=unix_s(leader.idle_end_at),
     )
 
 
@@ -106,10 +107,6 @@ def _idle_since(workload: Workload, crew: Iterable[Attempt]) -> datetime | None:
         if attempt.idle_from is not None:
             times.append(attempt.idle_from)
     return max(times)
-
-
-def _seconds(moment: datetime | None) -> float | None:
-    return None if moment is None else moment.timestamp()
 
 
 def _idle_details(row: Workload, course: Course, now: datetime) -> Details:

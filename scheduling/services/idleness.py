@@ -16,12 +16,12 @@ from django.db import transaction
 from django.db.models import Q
 
 from projects.models import WorkloadKind
+from scheduling.idle_sessions import IDLE_MARK_LASTS_S
 from scheduling.idle_signals import BACKGROUND_SIGNALS, idle_since, unquiet
 from scheduling.live import announce, workload_topic
 from scheduling.models import Attempt, IdleSpell, SwapState, Workload
 from scheduling.rules import rule_for
 from scheduling.services.events import record_event, wake_planner
-from scheduling.snapshot import IDLE_MARK_LASTS_S
 
 if TYPE_CHECKING:
     from scheduling.agent import protocol

@@ -21,7 +21,8 @@ from scheduling.models import (
     SwapState,
     Workload,
 )
-from scheduling.snapshot import Taken, by_index, index_of
+from scheduling.replicas import by_index, index_of
+from scheduling.snapshot import Taken
 
 
 class LenderChangedError(Exception):

@@ -44,6 +44,7 @@ from scheduling.models import (
     Workload,
 )
 from scheduling.outbox import owe
+from scheduling.replicas import by_index, index_of
 from scheduling.services import waiting
 from scheduling.services.events import announce_workload, close_wait, record_event, topics_of
 from scheduling.services.loans import (
@@ -65,7 +66,7 @@ from scheduling.services.replicas import (
 from scheduling.services.submission import reason_json
 from scheduling.services.transitions import advance
 from scheduling.services.usage import record_usage
-from scheduling.snapshot import Taken, by_index, index_of
+from scheduling.snapshot import Taken
 
 # Ends of a loan by which its lender is in use again, as its agent says them.
 _WAKES = ("cell", "cuda_call", "button", "activity")

@@ -29,6 +29,7 @@ from scheduling.core.cycle import would_start
 from scheduling.core.decisions import Hold, Lend, Reason, Start
 from scheduling.models import Node, NodeState, Phase, Workload, Zone
 from scheduling.relay_client import AgentAwayError, FieldProblem
+from scheduling.replicas import pending_replicas
 from scheduling.services.estimates import eta_to_tell
 from scheduling.services.events import (
     ARRIVED,
@@ -37,7 +38,7 @@ from scheduling.services.events import (
     record_event,
     wake_planner,
 )
-from scheduling.snapshot import core_workload, pending_replicas, take_snapshot
+from scheduling.snapshot import core_workload, take_snapshot
 from telemetry.cost import cost_per_hour
 
 NO_TITLES: Mapping[str, str] = {}

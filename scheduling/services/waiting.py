@@ -15,9 +15,10 @@ from django.db import connection
 from scheduling.core.decisions import Decision, Hold, Plan
 from scheduling.core.types import Placement, WorkloadId
 from scheduling.models import WAITING_PHASES, DeviceHold, Node, Phase, Workload
+from scheduling.replicas import LEAVING_PHASES, all_parked, by_index, holds_of
 from scheduling.services.estimates import eta_to_tell
 from scheduling.services.submission import reason_json
-from scheduling.snapshot import LEAVING_PHASES, Taken, all_parked, by_index, holds_of
+from scheduling.snapshot import Taken
 
 Told = tuple[dict[str, object], int | None, int | None, dict[str, object]]
 """Reason, position and length of the queue, estimate of the start."""

@@ -23,10 +23,10 @@ from scheduling.analytics import unmeasured
 from scheduling.analytics.idle import Holding
 from scheduling.analytics.table import harmless
 from scheduling.idle_now import LOOK_BACK
+from scheduling.idle_sessions import obstacle_of
 from scheduling.live import QUEUE_TOPIC
 from scheduling.models import Phase, Workload
 from scheduling.services.notifying import notified_lately
-from scheduling.snapshot import obstacle_of
 from scheduling.states import IDLE, state_of
 from scheduling.views.choices import Choices, refusal
 from scheduling.views.pages import PageRequest, page

@@ -31,7 +31,8 @@ from scheduling.core.what_if import on_node_type, smaller_requests, starts_as, w
 from scheduling.live import project_topic, workload_topic
 from scheduling.models import WAITING_PHASES, Workload
 from scheduling.organisation import gpu_key
-from scheduling.snapshot import Taken, take_snapshot, workload_id
+from scheduling.replicas import workload_id
+from scheduling.snapshot import Taken, take_snapshot
 from scheduling.texts.explained import condition, numbers, share_label, share_sentences, share_sum
 from scheduling.texts.remedies import offer_of
 from scheduling.texts.words import gpu_text

@@ -22,6 +22,7 @@ from projects import access
 from projects.models import NodeType, User
 from scheduling import costs, endings, formats, services, states, texts, time_limits
 from scheduling.forms.idle_rule import ExtendForm
+from scheduling.idle_sessions import obstacle_of
 from scheduling.live import workload_topic
 from scheduling.models import (
     ACTIVE_PHASES,
@@ -35,7 +36,6 @@ from scheduling.models import (
 )
 from scheduling.selectors import examined_at, summed
 from scheduling.services import ActionRefusedError
-from scheduling.snapshot import obstacle_of
 from scheduling.states import IDLE, SWAPPED_OUT, SWAPPING_IN, state_of
 from scheduling.texts import idle_events, idleness
 from scheduling.texts import swap as swap_texts

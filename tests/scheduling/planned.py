@@ -9,7 +9,8 @@ from scheduling.core import types as core
 from scheduling.models import (
     Workload,
 )
-from scheduling.snapshot import take_snapshot, workload_id
+from scheduling.replicas import workload_id
+from scheduling.snapshot import take_snapshot
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from scheduling.agent import protocol
 from scheduling.agent.protocol import LoanReport, LoanState
 from scheduling.agent_api import desired_loans, desired_state
 from scheduling.cycle import run_cycle
+from scheduling.idle_sessions import IDLE_MARK_LASTS_S
 from scheduling.idle_signals import idle_since
 from scheduling.models import (
     Allocation,
@@ -26,7 +27,7 @@ from scheduling.models import (
     Phase,
 )
 from scheduling.services.idleness import watch_idle
-from scheduling.snapshot import IDLE_MARK_LASTS_S, take_snapshot
+from scheduling.snapshot import take_snapshot
 from tests.lending_scene import GIB, Scene, allocated, lent_device
 from tests.lending_scene import scene as scene
 

@@ -27,9 +27,10 @@ from scheduling.models import (
     NodeState,
     Workload,
 )
+from scheduling.replicas import workload_id
 from scheduling.services import stop
 from scheduling.services.planning import StalePlanError, apply_plan
-from scheduling.snapshot import Taken, take_snapshot, workload_id
+from scheduling.snapshot import Taken, take_snapshot
 from tests.factories import submitted, training_spec
 from tests.lending_scene import Scene, scene
 from tests.scheduling.conftest import Organisation

@@ -16,7 +16,8 @@ from scheduling.core.decisions import Start
 from scheduling.core.what_if import with_request
 from scheduling.cycle import run_cycle
 from scheduling.models import Phase, ProjectUsage, Workload
-from scheduling.snapshot import take_snapshot, workload_id
+from scheduling.replicas import workload_id
+from scheduling.snapshot import take_snapshot
 from scheduling.views.why import what_ifs
 from tests.factories import (
     FakeAgent,
