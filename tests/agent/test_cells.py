@@ -314,15 +314,16 @@ async def test_interrupted_while_it_waits_a_cell_does_not_run(
     kernel = await connect(framing)
     gpus.away = True
     cells = [await kernel.run("x = 'ran'"), await kernel.run("x = 'ran too'")]
-    asked = await kernel.ask("complete_request", code="pri", cursor_pos=3)
+    asked = await kernel.ask("kernel_info_request")
     await kernel.until(lambda: kernel.printed(cells[0], "stderr"))
     await way(web, kernel, "interrupt")
     for cell in cells:
         answer = await kernel.reply(cell)
         assert (answer["status"], answer["ename"]) == ("error", "KeyboardInterrupt")
         assert "did not run" in kernel.of(cell, "error")[0]["content"]["evalue"]
-    # What runs no code is still answered, though the GPU is away.
-    await kernel.reply(asked, "complete_reply")
+    # What runs no code is still answered, though the GPU is away; it takes the kernel no time in
+    # which the interrupt could meet it.
+    await kernel.reply(asked, "kernel_info_reply")
     gpus.away = False
     last = await kernel.run("print(x)")
     await kernel.reply(last)
