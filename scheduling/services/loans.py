@@ -23,6 +23,7 @@ from scheduling.models import (
 )
 from scheduling.replicas import by_index, index_of
 from scheduling.snapshot import Taken
+from scheduling.unfinished import children
 
 
 class LenderChangedError(Exception):
@@ -141,7 +142,7 @@ def record_not_lent(plan: Plan, taken: Taken) -> None:
     for key, row in taken.rows.items():
         if not row.is_session:
             continue
-        attempt = next(iter(row.attempts.all()), None)
+        attempt = next(iter(children(row, "attempts")), None)
         if attempt is None:
             continue
         reason = plan.not_lent.get(key)

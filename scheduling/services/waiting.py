@@ -19,6 +19,7 @@ from scheduling.replicas import LEAVING_PHASES, all_parked, by_index, holds_of
 from scheduling.services.estimates import eta_to_tell
 from scheduling.services.submission import reason_json
 from scheduling.snapshot import Taken
+from scheduling.unfinished import children
 
 Told = tuple[dict[str, object], int | None, int | None, dict[str, object]]
 """Reason, position and length of the queue, estimate of the start."""
@@ -33,7 +34,7 @@ def _to_tell(row: Workload, decision: Hold, plan: Plan, taken: Taken) -> Told:
     one that is leaving the reason why it leaves. One that is parked waits like those in the queue.
     """
     why = reason_json(decision.reason, taken.titles)
-    attempts = taken.rows[decision.workload].attempts.all()
+    attempts = children(taken.rows[decision.workload], "attempts")
     if row.phase in WAITING_PHASES or (row.phase == Phase.RUNNING and all_parked(attempts)):
         place = plan.queue_positions.get(decision.workload, (None, None))
         return why, *place, eta_to_tell(row.eta, decision.eta) if plan.has_estimates else row.eta
@@ -55,7 +56,7 @@ def kept_for_pending(taken: Taken, workload: WorkloadId) -> dict[int, Placement]
     """What is kept for replicas without a place. What is kept for one that moves has its own end:
     its start there."""
     row = taken.rows[workload]
-    moving = {attempt.replica for attempt in row.attempts.all()}
+    moving = {attempt.replica for attempt in children(row, "attempts")}
     return {replica: held for replica, held in holds_of(row).items() if replica not in moving}
 
 

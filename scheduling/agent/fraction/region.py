@@ -36,10 +36,10 @@ _SAVED = _PENDING + MAX_GPUS * MAX_SLOTS * 8
 _CONTEXT = _SAVED + MAX_GPUS * MAX_SLOTS * 8
 _MEASURED = _CONTEXT + MAX_GPUS * MAX_SLOTS * 8
 SIZE = _MEASURED + MAX_GPUS * MAX_SLOTS * 8
-# struct flock on 64-bit Linux: type, whence, start, length, pid.
 # Of one process on one device. The workload may write anything; the sum of all of them is still a
 # number that rows and messages hold.
 _MOST_BYTES = 2**48
+# struct flock on 64-bit Linux: type, whence, start, length, pid.
 _FLOCK = struct.Struct("hhqqi4x")
 _F_OFD_GETLK = 36
 

@@ -27,6 +27,7 @@ from scheduling.unfinished import Rows
 from scheduling.warm import Warm
 
 REPORTED = 10
+"""Of what runs, one in so many is reported on between two cycles."""
 
 
 @contextmanager
