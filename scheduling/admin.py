@@ -158,6 +158,9 @@ class TemplateAdmin(AuditedAdmin):
     list_display = ("name", "kind", "scope", "project", "owner", "is_active")
     list_filter = ("kind", "scope", "is_active")
     search_fields = ("name",)
+    # Django joins by itself only what no row lacks.
+    list_select_related = ("project", "owner")
+    autocomplete_fields = ("owner", "project")
 
 
 @admin.register(Zone)
@@ -171,6 +174,7 @@ class NodeAdmin(ReadOnlyAdmin):
     list_display = ("name", "zone", "node_type", "state", "cpu_milli", "memory_mib", "is_simulated")
     list_filter = ("state", "node_type", "zone")
     search_fields = ("name",)
+    list_select_related = ("zone", "node_type")
 
 
 @admin.register(Device)
@@ -202,12 +206,14 @@ class AllocationAdmin(ReadOnlyAdmin):
 class EventAdmin(ReadOnlyAdmin):
     list_display = ("at", "workload", "code", "phase", "actor")
     list_filter = ("code",)
+    list_select_related = ("workload", "actor")
 
 
 @admin.register(Wait)
 class WaitAdmin(ReadOnlyAdmin):
     list_display = ("workload", "cause", "claimant", "started_at", "ended_at")
     list_filter = ("cause",)
+    list_select_related = ("workload", "claimant")
 
 
 @admin.register(Command)

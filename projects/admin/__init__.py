@@ -86,4 +86,5 @@ class AuditEntryAdmin(ReadOnlyAdmin):
     list_display = ("at", "actor", "channel", "action", "entity", "entity_id")
     list_filter = ("action", "entity", "channel")
     search_fields = ("entity_id", "actor__username")
+    list_select_related = ("actor",)
     date_hierarchy = "at"

@@ -77,6 +77,7 @@ class AuditedAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # one class for
         what: str,
         values: tuple[dict[str, object] | None, dict[str, object] | None],
     ) -> None:
+        """Say who did what to a row: with the fields before and after, None where none is told."""
         kind = str(obj._meta.model_name)
         before, after = (_as_text(value) for value in values)
         audit.record(
