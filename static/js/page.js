@@ -55,6 +55,19 @@
     }
   });
 
+  // ---------------------------------------------------------------- parts that come after the page
+
+  // What asks for itself once says so when nothing comes.
+  for (const failed of ["htmx:responseError", "htmx:sendError"]) {
+    document.addEventListener(failed, ({ detail }) => {
+      const part = detail.elt;
+      if (!part.dataset.unanswered) return;
+      part.removeAttribute("aria-busy");
+      part.querySelector("p").textContent = part.dataset.unanswered;
+      document.getElementById("announcer").textContent = part.dataset.unanswered;
+    });
+  }
+
   // ---------------------------------------------------------------- times
 
   const language = document.documentElement.lang || "en";

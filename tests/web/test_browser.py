@@ -203,6 +203,25 @@ def test_shares_come_after_the_page_and_follow_what_runs(scene: Scene, site: Sit
     assert visit.said == []
 
 
+@pytest.mark.parametrize("is_sent", [True, False])
+def test_a_part_that_never_comes_says_so(scene: Scene, site: Site, is_sent: bool) -> None:
+    visit = site.visit(scene.organisation.vera, theme="light")
+
+    def fail(route: Route) -> None:
+        if is_sent:
+            route.fulfill(status=500, body="It failed.")
+        else:
+            route.abort()
+
+    for part in ("why/shares", "what-if"):
+        visit.page.route(f"**/{part}", fail)
+    visit.go(f"/workloads/{scene.refused.pk}/why")
+    visit.page.wait_for_function(ANSWERED, timeout=LOOK_MS)
+    visit.page.get_by_text("Asking the planner").first.wait_for(state="detached", timeout=LOOK_MS)
+    said = visit.page.locator("main").get_by_text("The planner did not answer.")
+    assert said.count() == 2
+
+
 def test_colours_and_language_switch(scene: Scene, site: Site) -> None:
     visit = site.visit(scene.stranger, theme="light")
     visit.go("/")
