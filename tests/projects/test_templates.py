@@ -87,12 +87,6 @@ def test_a_name_that_cannot_be_kept_is_refused(vera: User, name: str) -> None:
 # ---------------------------------------------------------------- the admins' pages
 
 
-@pytest.fixture
-def admin(client: Client) -> Client:
-    client.force_login(User.objects.create_superuser("root"))
-    return client
-
-
 def quota_rows(*rows: Mapping[str, object]) -> dict[str, object]:
     """The inline rows of a project's page, as a browser sends them."""
     values: dict[str, object] = {}
