@@ -20,12 +20,6 @@ from tests.scheduling.conftest import Organisation
 pytestmark = pytest.mark.django_db
 
 
-@pytest.fixture
-def admin(client: Client) -> Client:
-    client.force_login(User.objects.create_superuser("root"))
-    return client
-
-
 def workload(place: Organisation) -> Workload:
     return submitted(session_spec(place.vision), place.vera)
 
@@ -88,13 +82,16 @@ def a_wait(place: Organisation, number: int) -> None:
     ],
 )
 def test_a_list_of_many_is_asked_for_as_one_of_few(
-    admin: Client, organisation: Organisation, page: str, make: Callable[[Organisation, int], None]
+    admin_client: Client,
+    organisation: Organisation,
+    page: str,
+    make: Callable[[Organisation, int], None],
 ) -> None:
     address = reverse(f"admin:{page}_changelist")
 
     def num_queries() -> int:
         with CaptureQueriesContext(connection) as asked:
-            assert admin.get(address).status_code == 200
+            assert admin_client.get(address).status_code == 200
         return len(asked)
 
     make(organisation, 1)
@@ -106,12 +103,12 @@ def test_a_list_of_many_is_asked_for_as_one_of_few(
 
 
 def test_a_template_s_page_does_not_list_everybody(
-    admin: Client, organisation: Organisation
+    admin_client: Client, organisation: Organisation
 ) -> None:
-    page = admin.get(reverse("admin:projects_template_add")).content.decode()
+    page = admin_client.get(reverse("admin:projects_template_add")).content.decode()
     assert str(organisation.vera) not in page
     assert str(organisation.vision) not in page
-    found = admin.get(
+    found = admin_client.get(
         reverse("admin:autocomplete"),
         {
             "app_label": "projects",
