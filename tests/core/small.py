@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from scheduling.core.cycle import plan
-from scheduling.core.decisions import Evict, Hold, Start
+from scheduling.core.decisions import Evict, Hold, Reason, Start
 from scheduling.core.types import (
     CPU,
     MEMORY,
@@ -121,3 +122,11 @@ def eviction(name: str, *parts: Node | Project | Workload, policy: Policy | None
     """Why the planner stops one workload."""
     decided = plan(snapshot(*parts), policy or Policy(), 0.0)
     return next(d for d in decided.decisions if d.workload == name and isinstance(d, Evict))
+
+
+def check(reason: Reason, code: str, *words: str) -> None:
+    """A reason has this code and says these words, and can be sent."""
+    assert reason.code == code
+    for word in words:
+        assert word in reason.message, reason.message
+    json.dumps([dict(reason.details), list(reason.offers), list(reason.per_node_type)])
