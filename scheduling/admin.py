@@ -103,7 +103,8 @@ class NotedDepartmentAdmin(NotedAdmin, DepartmentAdmin):
 
 
 class StorableJson(json.JSONDecoder):
-    """JSON that PostgreSQL takes: without NUL, and without half of a pair of surrogates."""
+    """JSON that PostgreSQL takes: without NUL, without half of a pair of surrogates, and of no more
+    levels than can be read."""
 
     def decode(self, s: str, *args: Any) -> Any:  # decoded JSON
         """Decode a text.
@@ -111,8 +112,11 @@ class StorableJson(json.JSONDecoder):
         Raises:
             JSONDecodeError: it is no JSON, or cannot be stored.
         """
-        value = super().decode(s, *args)
-        unstorable = UNSTORABLE.search(json.dumps(value, ensure_ascii=False))
+        try:
+            value = super().decode(s, *args)
+            unstorable = UNSTORABLE.search(json.dumps(value, ensure_ascii=False))
+        except RecursionError as error:
+            raise json.JSONDecodeError("It is nested too deeply", s, 0) from error
         if unstorable:
             raise json.JSONDecodeError("It has a character that cannot be stored", s, 0)
         return value
@@ -126,7 +130,11 @@ class TemplateAdminForm(forms.ModelForm):  # type: ignore[type-arg]  # generic w
         required=False,
         initial=dict,
         decoder=StorableJson,
-        error_messages={"invalid": _("This is no JSON, or has a character that cannot be stored.")},
+        error_messages={
+            "invalid": _(
+                "This is no JSON, has a character that cannot be stored, or is nested too deeply."
+            )
+        },
         help_text=_("Initial values by name of the form's field, as JSON, as the page shows them."),
     )
 
