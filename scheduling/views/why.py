@@ -247,10 +247,11 @@ def _types(user: User, project: Project, types: Sequence[NodeType]) -> list[Type
     taken, own = take_snapshot(), core.ProjectId(project.name)
     outlook = Outlook(taken.snapshot, taken.policy, time.time())
     visible = {row.name: row for row in access.visible_projects(user)}
+    claims = _claims(own, taken)
     found = {
         (item.pk, claim): outlook.next_to_give_way(gpu_key(item.name), beside, limit=MAX_LOSERS)
         for item in types
-        for claim, beside in _claims(own, taken).items()
+        for claim, beside in claims.items()
     }
     known = _named(visible, [loser for losers in found.values() for loser in losers])
     views: list[TypeView] = []
