@@ -20,13 +20,12 @@ from scheduling.services.notices import owe_mail
 NOTIFIED_EVERY = timedelta(hours=1)
 
 
-def notified_lately(workloads: Iterable[uuid.UUID], now: datetime) -> Mapping[uuid.UUID, Event]:
-    """When, and by whom, owners were notified so lately that they are not asked again; one
-    query."""
+def notified_lately(workloads: Iterable[uuid.UUID], now: datetime) -> Mapping[uuid.UUID, datetime]:
+    """When owners were notified so lately that they are not asked again; one query."""
     events = Event.objects.filter(
         workload__in=workloads, code="idle_notified", at__gt=now - NOTIFIED_EVERY
     )
-    return {event.workload_id: event for event in events.order_by("at")}
+    return dict(events.order_by("at").values_list("workload", "at"))
 
 
 @transaction.atomic
@@ -46,7 +45,7 @@ def notify_owner(workload: Workload, *, actor: User) -> Workload:
     last = notified_lately([row.pk], now).get(row.pk)
     if last is not None:
         values = {
-            "ago": formats.ago(last.at, now),
+            "ago": formats.ago(last, now),
             "limit": formats.duration(NOTIFIED_EVERY.total_seconds()),
         }
         message = _("Its owner was notified %(ago)s; at most once in %(limit)s.") % values

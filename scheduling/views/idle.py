@@ -89,14 +89,14 @@ def _rows(user: User, holdings: Sequence[Holding], now: datetime) -> list[Row]:
         if workload is None or workload.pk not in changeable:
             rows.append(Row(holding, is_longer))
             continue
-        event = notified.get(workload.pk)
+        notified_at = notified.get(workload.pk)
         may_ask = workload.owner_id != user.pk and workload.phase == Phase.RUNNING
         rows.append(
             Row(
                 holding,
                 is_longer,
-                may_notify=may_ask and event is None,
-                notified_at=None if event is None else event.at,
+                may_notify=may_ask and notified_at is None,
+                notified_at=notified_at,
                 may_swap_out=_is_swappable(workload),
                 may_stop=workload.phase != Phase.STOPPING,
             )
