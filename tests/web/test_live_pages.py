@@ -165,6 +165,8 @@ def test_totals_agree_with_what_is_held(scene: Scene) -> None:
 def test_without_nodes_the_page_says_so(db: None) -> None:
     text = opened(User.objects.create_superuser("admin")).content.decode()
     assert "Nothing yet" in text
+    # No script of this page waits for a first node.
+    assert "Load this page again" in text
 
 
 def test_many_gpus_cost_the_same_queries(scene: Scene, django_assert_max_num_queries: Any) -> None:
