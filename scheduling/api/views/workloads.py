@@ -24,17 +24,15 @@ from scheduling.api import requests
 from scheduling.api.base import FIELDS, ApiViewSet
 from scheduling.api.idle_rules import extension_of
 from scheduling.api.problems import FieldError, Problem, ProblemError, wrong_fields
-from scheduling.api.schemas.idleness import ExtendSchema
-from scheduling.api.schemas.problems import BODY_PROBLEMS, problems_of
-from scheduling.api.schemas.workloads import (
+from scheduling.api.schemas.history import (
     AttemptSchema,
     CheckpointSchema,
     EventSchema,
-    NewWorkloadSchema,
-    Rights,
     WaitSchema,
-    WorkloadSchema,
 )
+from scheduling.api.schemas.idleness import ExtendSchema
+from scheduling.api.schemas.problems import BODY_PROBLEMS, problems_of
+from scheduling.api.schemas.workloads import NewWorkloadSchema, Rights, WorkloadSchema
 from scheduling.forms import WorkloadForm
 from scheduling.forms.values import fingerprint
 from scheduling.models import Phase, Workload
